@@ -1,0 +1,86 @@
+"""The games: Markov Stag Hunt, Markov Snowdrift and SMAC-style battles, batched for training and as PettingZoo games.
+
+    env = envs.make("msh-4h1s-4x4", num_envs=256, seed=1)     # many copies stepped together
+    game = envs.parallel_env("msh-4h1s-8x8")                  # one PettingZoo ParallelEnv
+    rules = envs.game("msd-4x4")                              # pure functions on states, for planners
+
+Overrides are fields of the game's config, e.g. envs.make("msh-4h1s-8x8", start_window=4, start_window_prob=0.7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from envs.errors import ConfigError
+
+__all__ = ["ConfigError", "game", "ids", "make", "parallel_env", "spec"]
+
+
+def _fresh_compiled_code() -> None:
+    """Key numba's cache by the text of all of envs/: numba itself only sees changes in the file of the outer function,
+    so an edit to a rule that another file calls would go on running as it was."""
+    if "NUMBA_CACHE_DIR" not in os.environ:
+        here = Path(__file__).parent
+        text = hashlib.sha256()
+        for source in sorted(here.rglob("*.py")):
+            text.update(source.read_bytes())
+        numba.config.CACHE_DIR = str(here / "__pycache__" / f"numba-{text.hexdigest()[:12]}")
+
+
+_fresh_compiled_code()
+
+import envs.games  # noqa: E402  (must come after the cache is set)
+from envs.grid import EnvSpec, GridEnv, GridGame  # noqa: E402
+
+BATTLES = ("smac-", "smac-file:", "smaclite-")
+
+
+def ids() -> list[str]:
+    """All env ids that can be made without a file or an extra package."""
+    from envs import battles
+
+    return sorted(GridGame.registry) + battles.ids()
+
+
+def game(env_id: str, **overrides: Any) -> GridGame:
+    """The rules of a grid game: `simulate`, `observe`, `legal` on batches of given states."""
+    if env_id not in GridGame.registry:
+        raise ConfigError(f"unknown grid game '{env_id}'; the grid games are {', '.join(sorted(GridGame.registry))}")
+    return GridGame.registry[env_id](env_id, **overrides)
+
+
+def make(env_id: str, num_envs: int = 1, seed: int = 0, threads: int = 1, **overrides: Any):
+    """A batched env: `num_envs` copies stepped together, row k with the k-th random stream of `seed`."""
+    if _is_battle(env_id):
+        from envs import battles
+
+        return battles.make(env_id, num_envs=num_envs, seed=seed, threads=threads, **overrides)
+    return GridEnv(game(env_id, **overrides), num_envs, seed, threads)
+
+
+def parallel_env(env_id: str, render_mode: str | None = None, **overrides: Any):
+    """One game as a PettingZoo ParallelEnv."""
+    if _is_battle(env_id):
+        from envs import battles
+
+        return battles.parallel_env(env_id, render_mode=render_mode, **overrides)
+    from envs.zoo import GridParallelEnv
+
+    return GridParallelEnv(game(env_id, **overrides), render_mode)
+
+
+def spec(env_id: str, **overrides: Any) -> EnvSpec:
+    """Sizes and names of an env."""
+    return make(env_id, **overrides).spec if _is_battle(env_id) else game(env_id, **overrides).spec()
+
+
+def _is_battle(env_id: str) -> bool:
+    """Whether an id belongs to the battles; an id that belongs to nothing is refused here."""
+    if not isinstance(env_id, str) or (not env_id.startswith(BATTLES) and env_id not in GridGame.registry):
+        raise ConfigError(f"unknown env id '{env_id}'; valid ids are {', '.join(ids())}")
+    return env_id not in GridGame.registry

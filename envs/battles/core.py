@@ -1,0 +1,776 @@
+"""The battle itself, compiled: plain loops over envs, 8 ticks per step, float64 inside, float32 out.
+
+Read it next to docs/battles.md: `tick` has the six numbered parts of the rules in order. A battle is one row of
+records `units` (U,), in unit order; what never changes stands in `Rules`. Targets are unit indices, -1 for none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from envs.battles.mapfile import WEAPONS, BattleMap
+from envs.battles.orca import avoid_unit, avoid_wall, choose_velocity
+from envs.rng import below, unit
+
+TICKS_PER_STEP = 8
+TICK = 1.0 / 16.0  # seconds
+SIGHT = 9.0
+TARGET_RANGE = 6.0  # agents may order an attack up to here
+MOVE_CHECK = 1.0  # a move is legal if this far ahead is walkable
+MOVE_AHEAD = 2.0  # and its goal is this far ahead
+SHIELD_DELAY = 10.0  # seconds without regeneration after a hit
+SHIELD_PER_SECOND = 2.0
+ENERGY_PER_SECOND = 0.5625
+HEAL_PER_SECOND = 9.0
+HEAL_PER_ENERGY = 3.0
+HEAL_START_ENERGY = 5.0  # a healer needs this much to begin with a new target
+WIN_BONUS = 200.0
+KILL_BONUS = 10.0
+RETURN_SCALE = 20.0  # the reward of a win without loss of any enemy's regeneration
+START_DRAWS = 50  # tries to place a jittered unit before it keeps its own place
+
+NO_OP, STOP, NORTH, SOUTH, EAST, WEST, FIRST_TARGET = range(7)
+MOVES = ((0.0, 1.0), (0.0, -1.0), (1.0, 0.0), (-1.0, 0.0))  # of NORTH, SOUTH, EAST, WEST
+SINGLE, BEAM, BLAST, HEAL = range(len(WEAPONS))  # weapons
+ATTACK_MOVE = 7  # the standing order of the enemies; agents' orders are STOP, NORTH..WEST or FIRST_TARGET
+NOBODY = -1
+FAR = 2e9  # the distance at which a unit counts that is far away but targets the one that looks
+
+# what changes, per unit
+UNIT = np.dtype(
+    [
+        ("x", "f8"), ("y", "f8"), ("vx", "f8"), ("vy", "f8"),
+        ("hp", "f8"), ("shield", "f8"), ("energy", "f8"),
+        ("cooldown", "f8"),  # seconds until it may fire
+        ("shield_wait", "f8"),  # seconds until its shield regenerates
+        ("heal_left", "f8"),  # hp that are paid for in energy but not given yet
+        ("target", "i8"), ("previous_target", "i8"),
+        ("order", "i8"), ("order_target", "i8"), ("goal_x", "f8"), ("goal_y", "f8"),
+        ("wish_x", "f8"), ("wish_y", "f8"), ("next_vx", "f8"), ("next_vy", "f8"),  # within a tick
+        ("firing", "i8"),  # within a tick: the unit it attacks, or NOBODY
+        ("shot", "i8"),  # within a tick: the unit it fired at, or NOBODY
+    ]
+)  # fmt: skip
+
+# what never changes, per unit
+KIND = np.dtype(
+    [
+        ("ally", "b1"), ("flies", "b1"), ("hits_ground", "b1"), ("hits_air", "b1"),
+        ("weapon", "i8"), ("slot", "i8"), ("type_id", "i8"), ("attacks", "i8"),
+        ("max_hp", "f8"), ("max_shield", "f8"), ("max_energy", "f8"), ("start_energy", "f8"), ("armour", "f8"),
+        ("cooldown", "f8"), ("range", "f8"), ("scan", "f8"), ("speed", "f8"), ("radius", "f8"), ("regen", "f8"),
+        ("blast_radius", "f8"), ("beam_length", "f8"), ("beam_width", "f8"), ("start_x", "f8"), ("start_y", "f8"),
+    ]
+)  # fmt: skip
+
+RECORDED = ("x", "y", "hp", "shield", "cooldown", "energy", "target", "shot")  # columns of a recorded tick
+
+
+class Rules(NamedTuple):
+    """Everything fixed about one map; arrays over units are in unit order."""
+
+    kinds: np.ndarray  # (U,) KIND
+    damage: np.ndarray  # (U, U): one attack of the first on the second, before shield and armour
+    allies: np.ndarray  # (N,) unit index of agent i
+    enemies: np.ndarray  # (M,) unit index of enemy j
+    walkable: np.ndarray  # (height, width) bool
+    walls: np.ndarray  # (R, 4) blocked rectangles x0, y0, x1, y1
+    goal_x: float  # where the enemies attack
+    goal_y: float
+    max_radius: float
+    reward_scale: float
+    num_actions: int
+    num_types: int  # type features per unit
+    ally_shields: int  # 1 if some ally has a shield, so that allies have a shield feature
+    enemy_shields: int
+    limit: int  # steps until truncation
+    jitter: float  # start positions move by up to this much
+    shuffle: bool  # units act in a fresh random order each tick
+    auto_reset: bool  # a battle that is over starts anew within the same step
+
+
+def make_rules(battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool = True, auto_reset: bool = True) -> Rules:
+    """The compiled simulator's view of a map."""
+    units, starts = battle.units, battle.start_positions()
+    kinds = np.zeros(len(units), KIND)
+    slots = {"ally": 0, "enemy": 0}
+    for kind, (side, u), (x, y) in zip(kinds, units, starts, strict=True):
+        kind["ally"], kind["flies"] = side == "ally", u.plane == "air"
+        kind["hits_ground"], kind["hits_air"] = "ground" in u.hits, "air" in u.hits
+        kind["weapon"], kind["slot"], kind["attacks"] = WEAPONS.index(u.weapon), slots[side], u.attacks
+        kind["type_id"] = battle.type_features.index(u.name) if battle.type_features else 0
+        kind["max_hp"], kind["max_shield"], kind["armour"] = u.hp, u.shield, u.armour
+        kind["max_energy"], kind["start_energy"] = u.energy, u.start_energy
+        kind["cooldown"], kind["range"], kind["scan"] = u.cooldown, u.range, u.scan
+        kind["speed"], kind["radius"], kind["regen"] = u.speed, u.radius, u.regen
+        kind["blast_radius"], (kind["beam_length"], kind["beam_width"]) = u.blast_radius, u.beam
+        kind["start_x"], kind["start_y"] = np.float32(x), np.float32(y)
+        slots[side] += 1
+    allies, enemies = np.flatnonzero(kinds["ally"]), np.flatnonzero(~kinds["ally"])
+    # agents address enemies by slot, and healers address allies by slot
+    targets = len(enemies)
+    if (kinds["weapon"][allies] == HEAL).any():
+        targets = max(targets, 1 + max(np.flatnonzero(kinds["weapon"][allies] != HEAL), default=-1))
+    total = (kinds["max_hp"] + kinds["max_shield"])[enemies].sum()
+    return Rules(
+        kinds=kinds,
+        damage=np.array([[a.damage_to(b) for _, b in units] for _, a in units], np.float64),
+        allies=allies,
+        enemies=enemies,
+        walkable=battle.walkable,
+        walls=battle.walls(),
+        goal_x=float(battle.attack_point[0]),
+        goal_y=float(battle.attack_point[1]),
+        max_radius=float(kinds["radius"].max()),
+        reward_scale=float(RETURN_SCALE / (KILL_BONUS * len(enemies) + WIN_BONUS + total)),
+        num_actions=FIRST_TARGET + targets,
+        num_types=len(battle.type_features),
+        ally_shields=int((kinds["max_shield"][allies] > 0).any()),
+        enemy_shields=int((kinds["max_shield"][enemies] > 0).any()),
+        limit=int(limit),
+        jitter=float(jitter),
+        shuffle=bool(shuffle),
+        auto_reset=bool(auto_reset),
+    )
+
+
+def obs_size(rules: Rules) -> int:
+    ally, enemy = 5 + rules.ally_shields + rules.num_types, 5 + rules.enemy_shields + rules.num_types
+    return 4 + len(rules.enemies) * enemy + (len(rules.allies) - 1) * ally + ally - 4
+
+
+def state_size(rules: Rules) -> int:
+    ally, enemy = 4 + rules.ally_shields + rules.num_types, 3 + rules.enemy_shields + rules.num_types
+    return len(rules.allies) * (ally + rules.num_actions) + len(rules.enemies) * enemy
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# geometry
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_within(units, i, j, reach):
+    dx, dy = units[j].x - units[i].x, units[j].y - units[i].y
+    return dx * dx + dy * dy <= reach * reach
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_in_attack_range(kinds, units, i, j):
+    return is_within(units, i, j, kinds[i].range + kinds[i].radius + kinds[j].radius)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def can_hit(kinds, i, j):
+    return kinds[i].hits_air if kinds[j].flies else kinds[i].hits_ground
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_walkable(walkable, x, y):
+    height, width = walkable.shape
+    return 0.0 <= x < width and 0.0 <= y < height and walkable[int(y), int(x)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# one tick
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def forget_targets(kinds, units, living):
+    """1. Forget dead targets; an enemy also drops one that is out of its range and does not target it."""
+    for i in living:
+        me = units[i]
+        me.previous_target = me.target
+        if me.order == FIRST_TARGET:
+            me.target = me.order_target if units[me.order_target].hp > 0.0 else NOBODY
+        elif me.order != ATTACK_MOVE:
+            me.target = NOBODY
+        elif me.target != NOBODY:
+            j = me.target
+            if units[j].hp <= 0.0 or (units[j].target != i and not is_in_attack_range(kinds, units, i, j)):
+                me.target = NOBODY
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def pick_opponent(rules, units, i, include_far):
+    """2. The opponent an enemy goes for: healers first, then the nearest. NOBODY if there is none."""
+    kinds = rules.kinds
+    best, best_healer, best_distance = NOBODY, False, 0.0
+    for j in rules.allies:
+        if units[j].hp <= 0.0 or not can_hit(kinds, i, j):
+            continue
+        dx, dy = units[j].x - units[i].x, units[j].y - units[i].y
+        distance = np.sqrt(dx * dx + dy * dy)
+        if distance > kinds[i].scan + rules.max_radius:
+            if not include_far or units[j].target != i:
+                continue
+            distance = FAR
+        elif distance >= kinds[i].scan + kinds[j].radius and units[j].target != i:
+            continue
+        healer = kinds[j].weapon == HEAL
+        if best == NOBODY or (healer and not best_healer) or (healer == best_healer and distance < best_distance):
+            best, best_healer, best_distance = j, healer, distance
+    return best
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def pick_patient(rules, units, i):
+    """2. Whom an enemy healer goes for: the lowest hp among the hurt and the fighting in scan range."""
+    kinds = rules.kinds
+    best = NOBODY
+    for j in rules.enemies:
+        if units[j].hp <= 0.0 or j == i or not can_hit(kinds, i, j):
+            continue
+        dx, dy = units[j].x - units[i].x, units[j].y - units[i].y
+        near = np.sqrt(dx * dx + dy * dy) < kinds[i].scan + kinds[j].radius
+        if near and (units[j].hp < kinds[j].max_hp or units[j].target != NOBODY):
+            if best == NOBODY or units[j].hp < units[best].hp:
+                best = j
+    return best
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def escort_speed(rules, units, i):
+    """An enemy healer on its way moves no faster than the slowest of those around it that it could heal."""
+    kinds = rules.kinds
+    speed = np.inf
+    for j in rules.enemies:
+        if units[j].hp > 0.0 and can_hit(kinds, i, j):
+            if is_within(units, i, j, kinds[i].scan + rules.max_radius):
+                speed = min(speed, kinds[j].speed)
+    return kinds[i].speed if speed == np.inf else speed
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def walk_towards(me, x, y, speed):
+    dx, dy = x - me.x, y - me.y
+    distance = np.sqrt(dx * dx + dy * dy)
+    if distance > 0.0:
+        me.wish_x, me.wish_y = dx * speed / distance, dy * speed / distance
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def choose_wishes(rules, units, living):
+    """2. and 3. Enemies pick targets; everybody's preferred velocity, and whom it attacks in this tick."""
+    kinds = rules.kinds
+    ally_healer = False
+    for j in rules.allies:
+        ally_healer |= units[j].hp > 0.0 and kinds[j].weapon == HEAL
+    for i in living:
+        me = units[i]
+        me.wish_x, me.wish_y, me.firing, me.shot = 0.0, 0.0, NOBODY, NOBODY
+        speed = kinds[i].speed
+        goal_x, goal_y, target = me.goal_x, me.goal_y, me.order_target
+        if me.order == NO_OP or me.order == STOP:
+            continue
+        if me.order == ATTACK_MOVE:
+            if kinds[i].weapon == HEAL:
+                if me.target == NOBODY:
+                    me.target = pick_patient(rules, units, i)
+                    speed = min(speed, escort_speed(rules, units, i))
+            elif me.target == NOBODY:
+                me.target = pick_opponent(rules, units, i, True)
+            elif ally_healer and kinds[me.target].weapon != HEAL:
+                better = pick_opponent(rules, units, i, False)
+                if better != NOBODY:
+                    me.target = better
+            target = me.target
+        if target != NOBODY:
+            if can_hit(kinds, i, target) and is_in_attack_range(kinds, units, i, target):
+                me.firing = target
+                continue
+            goal_x, goal_y = units[target].x, units[target].y
+        walk_towards(me, goal_x, goal_y, speed)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def avoid_collisions(rules, units, living, lines, projected):
+    """4. New velocities for all at once; who wants to stand is never pushed."""
+    kinds, walls = rules.kinds, rules.walls
+    for i in living:
+        me = units[i]
+        me.next_vx, me.next_vy = me.wish_x, me.wish_y
+        if me.wish_x == 0.0 and me.wish_y == 0.0:
+            continue
+        x, y, vx, vy, radius, speed = me.x, me.y, me.vx, me.vy, kinds[i].radius, kinds[i].speed
+        count = 0
+        if not kinds[i].flies:
+            for k in range(walls.shape[0]):
+                count = avoid_wall(lines, count, walls[k], x, y, vx, vy, radius, radius + speed)
+        num_walls = count
+        reach = radius + rules.max_radius
+        for j in living:
+            other = units[j]
+            px, py = other.x - x, other.y - y
+            if abs(px) > reach or abs(py) > reach or px * px + py * py > reach * reach:
+                continue
+            if j == i or kinds[j].flies != kinds[i].flies:
+                continue
+            share = 0.5 if other.wish_x != 0.0 or other.wish_y != 0.0 else 1.0
+            count = avoid_unit(
+                lines, count, px, py, vx, vy, vx - other.vx, vy - other.vy,
+                radius + kinds[j].radius, share, 1.0 if i > j else -1.0,
+            )  # fmt: skip
+        if count > 0:
+            me.next_vx, me.next_vy = choose_velocity(
+                lines, num_walls, count, speed, me.wish_x, me.wish_y, projected
+            )
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def move(kind, me, walkable):
+    """Half of 5. The new position; where avoidance found no way past a wall, the wall still holds.
+
+    Positions keep float32 precision as in the reference, so that equal distances tie in the same way.
+    """
+    me.vx, me.vy = me.next_vx, me.next_vy
+    if me.vx == 0.0 and me.vy == 0.0:
+        return
+    height, width = walkable.shape
+    x, y = np.float64(np.float32(me.x + me.vx * TICK)), np.float64(np.float32(me.y + me.vy * TICK))
+    if kind.flies:
+        me.x, me.y = min(max(x, 0.0), width - 1e-3), min(max(y, 0.0), height - 1e-3)
+    elif is_walkable(walkable, x, y):
+        me.x, me.y = x, y
+    elif is_walkable(walkable, x, me.y):
+        me.x, me.vy = x, 0.0
+    elif is_walkable(walkable, me.x, y):
+        me.y, me.vx = y, 0.0
+    else:
+        me.vx, me.vy = 0.0, 0.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def run_clocks(kind, me):
+    """Half of 5. Cooldown, shield timer and shield, energy, regeneration."""
+    me.cooldown = max(me.cooldown - TICK, 0.0)
+    me.shield_wait = max(me.shield_wait - TICK, 0.0)
+    if me.shield_wait == 0.0:
+        me.shield = min(me.shield + SHIELD_PER_SECOND * TICK, kind.max_shield)
+    me.energy = min(me.energy + ENERGY_PER_SECOND * TICK, kind.max_energy)
+    me.hp = min(me.hp + kind.regen * TICK, kind.max_hp)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def strike(rules, units, i, j):
+    """All attacks of one shot of i on j; returns the team's points, which only damage to enemies gives."""
+    kind, victim = rules.kinds[j], units[j]
+    points = 0.0
+    for _ in range(rules.kinds[i].attacks):
+        if victim.hp <= 0.0:
+            break
+        if kind.max_shield > 0.0:
+            victim.shield_wait = SHIELD_DELAY
+        absorbed = min(rules.damage[i, j], victim.shield)
+        victim.shield -= absorbed
+        wound = max(0.0, min(rules.damage[i, j] - absorbed - kind.armour, victim.hp))
+        victim.hp -= wound
+        points += absorbed + wound
+        if victim.hp <= 0.0:
+            victim.hp = 0.0
+            points += KILL_BONUS
+    return 0.0 if kind.ally else points
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def heal(kinds, units, i, j):
+    """One tick of healing; a target that is whole, dead, or new and too costly is dropped."""
+    me, patient = units[i], units[j]
+    missing = kinds[j].max_hp - patient.hp
+    starting = me.previous_target != me.target
+    if patient.hp <= 0.0 or missing <= 0.0 or (starting and me.energy < HEAL_START_ENERGY):
+        me.target = NOBODY
+        return
+    amount = min(missing, HEAL_PER_SECOND * TICK)
+    if me.heal_left < amount:
+        spent = min(1.0, me.energy)
+        me.energy -= spent
+        me.heal_left += spent * HEAL_PER_ENERGY
+    amount = min(amount, me.heal_left)
+    me.heal_left -= amount
+    patient.hp += amount
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_under_beam(kind, units, i, target, j, radius):
+    """Whether the disc of j touches the rectangle that lies across the line from i to the target, at the target."""
+    ahead_x, ahead_y = units[target].x - units[i].x, units[target].y - units[i].y
+    length = np.sqrt(ahead_x * ahead_x + ahead_y * ahead_y)
+    if length > 0.0:
+        ahead_x, ahead_y = ahead_x / length, ahead_y / length
+    else:
+        ahead_x, ahead_y = 1.0, 0.0
+    dx, dy = units[j].x - units[target].x, units[j].y - units[target].y
+    along = max(0.0, abs(dx * ahead_x + dy * ahead_y) - kind.beam_width / 2)
+    across = max(0.0, abs(dx * ahead_y - dy * ahead_x) - kind.beam_length / 2)
+    return along * along + across * across <= radius * radius
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def fire(rules, units, i):
+    """Half of 5. If attacking and ready, use the weapon; returns the team's points."""
+    kinds, me = rules.kinds, units[i]
+    kind, j = kinds[i], me.firing
+    if j == NOBODY or me.cooldown > 0.0:
+        return 0.0
+    me.cooldown = kind.cooldown
+    me.shot = j
+    if kind.weapon == SINGLE:
+        return strike(rules, units, i, j)
+    if kind.weapon == HEAL:
+        heal(kinds, units, i, j)
+        return 0.0
+    points = 0.0
+    if kind.weapon == BLAST:
+        points = 0.0 if kind.ally else me.hp  # an enemy that blows itself up counts as damaged, not as a kill
+        me.hp = 0.0
+    for k in rules.enemies if kind.ally else rules.allies:
+        if kind.weapon == BLAST:
+            hit = is_within(units, i, k, kind.blast_radius + kinds[k].radius)
+        else:
+            hit = is_under_beam(kind, units, i, j, k, kinds[k].radius)
+        if hit:
+            points += strike(rules, units, i, k)
+    return points
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def act(rules, units, turns, streams, row):
+    """5. In a freshly shuffled order, the living: move, run clocks, fire. Returns the team's points."""
+    points = 0.0
+    if rules.shuffle:
+        for k in range(turns.shape[0] - 1, 0, -1):
+            other = below(streams, row, k + 1)
+            turns[k], turns[other] = turns[other], turns[k]
+    for i in turns:
+        me = units[i]
+        if me.hp > 0.0:
+            move(rules.kinds[i], me, rules.walkable)
+            run_clocks(rules.kinds[i], me)
+            points += fire(rules, units, i)
+    return points
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def find_living(units, living):
+    """6. The dead are out: the living in unit order; returns how many."""
+    count = 0
+    for i in range(units.shape[0]):
+        if units[i].hp > 0.0:
+            living[count] = i
+            count += 1
+    return count
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def tick(rules, units, living, turns, lines, projected, streams, row):
+    """One sixteenth of a second; returns the team's points."""
+    count = find_living(units, living)
+    living, turns = living[:count], turns[:count]
+    forget_targets(rules.kinds, units, living)
+    choose_wishes(rules, units, living)
+    avoid_collisions(rules, units, living, lines, projected)
+    turns[:] = living
+    return act(rules, units, turns, streams, row)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# what agents may do and see
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_legal(rules, units, i, action):
+    """Whether the agent with unit index i may do `action`."""
+    me = units[i]
+    if me.hp <= 0.0:
+        return action == NO_OP
+    if action == STOP:
+        return True
+    if NORTH <= action <= WEST:
+        dx, dy = MOVES[action - NORTH]
+        return is_walkable(rules.walkable, me.x + dx * MOVE_CHECK, me.y + dy * MOVE_CHECK)
+    if action < FIRST_TARGET:
+        return False
+    j = target_of(rules, i, action)
+    return j != NOBODY and units[j].hp > 0.0 and is_within(units, i, j, TARGET_RANGE)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def target_of(rules, i, action):
+    """The unit that `action` of unit i aims at: an enemy, for healers an ally that is no healer. NOBODY if none."""
+    heals = rules.kinds[i].weapon == HEAL
+    side = rules.allies if heals else rules.enemies
+    slot = action - FIRST_TARGET
+    if slot >= side.shape[0] or (heals and rules.kinds[side[slot]].weapon == HEAL):
+        return NOBODY
+    return side[slot]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def see(rules, units, i, j, out, shields):
+    """Distance, offset, hp, shield and type of unit j as unit i sees them, if it does; returns whether."""
+    dx, dy = units[j].x - units[i].x, units[j].y - units[i].y
+    distance = np.sqrt(dx * dx + dy * dy)
+    if units[j].hp <= 0.0 or distance > SIGHT:
+        return False
+    out[1], out[2], out[3] = distance / SIGHT, dx / SIGHT, dy / SIGHT
+    describe(rules, units, j, out[4:], shields, 0)
+    return True
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def describe(rules, units, j, out, shields, gap):
+    """hp, then after `gap` other features the shield if this side has shields, then the type."""
+    kind = rules.kinds[j]
+    out[0] = units[j].hp / kind.max_hp
+    if shields and kind.max_shield > 0.0:
+        out[1 + gap] = units[j].shield / kind.max_shield
+    if rules.num_types:
+        out[1 + gap + shields + kind.type_id] = 1.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def observe(rules, units, legal, obs):
+    """legal (N, A) and obs (N, obs): moves | enemies | other allies | own; zeros for the dead and the unseen."""
+    allies, enemies = rules.allies, rules.enemies
+    ally_size, enemy_size = 5 + rules.ally_shields + rules.num_types, 5 + rules.enemy_shields + rules.num_types
+    obs[:] = 0.0
+    for a in range(allies.shape[0]):
+        i = allies[a]
+        for action in range(rules.num_actions):
+            legal[a, action] = is_legal(rules, units, i, action)
+        if units[i].hp <= 0.0:
+            continue
+        for k in range(4):
+            obs[a, k] = legal[a, NORTH + k]
+        base = 4
+        for e in range(enemies.shape[0]):
+            if see(rules, units, i, enemies[e], obs[a, base:], rules.enemy_shields):
+                obs[a, base] = legal[a, FIRST_TARGET + e]
+            base += enemy_size
+        for j in allies:
+            if j != i:
+                if see(rules, units, i, j, obs[a, base:], rules.ally_shields):
+                    obs[a, base] = 1.0
+                base += ally_size
+        describe(rules, units, i, obs[a, base:], rules.ally_shields, 0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def write_state(rules, units, last_actions, state):
+    """state (S,): allies | enemies | last actions one-hot (none before the first step: -1)."""
+    allies, enemies = rules.allies, rules.enemies
+    height, width = rules.walkable.shape
+    state[:] = 0.0
+    base = 0
+    for i in allies:
+        kind, me = rules.kinds[i], units[i]
+        if me.hp > 0.0:
+            describe(rules, units, i, state[base:], rules.ally_shields, 3)
+            state[base + 1] = me.energy / kind.max_energy if kind.weapon == HEAL else me.cooldown / kind.cooldown
+            state[base + 2], state[base + 3] = (me.x - width / 2) / width, (me.y - height / 2) / height
+        base += 4 + rules.ally_shields + rules.num_types
+    for i in enemies:
+        me = units[i]
+        if me.hp > 0.0:
+            describe(rules, units, i, state[base:], rules.enemy_shields, 2)
+            state[base + 1], state[base + 2] = (me.x - width / 2) / width, (me.y - height / 2) / height
+        base += 3 + rules.enemy_shields + rules.num_types
+    for a in range(allies.shape[0]):
+        if last_actions[a] >= 0:
+            state[base + last_actions[a]] = 1.0
+        base += rules.num_actions
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# episodes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_free_start(rules, units, i, x, y):
+    """Whether unit i may start at (x, y): its whole disc on walkable ground, clear of the units before it."""
+    kinds = rules.kinds
+    radius = kinds[i].radius
+    for k in range(4):
+        dx, dy = MOVES[k]
+        if not is_walkable(rules.walkable, x + dx * radius, y + dy * radius):
+            return False
+    for j in range(i):
+        gap = radius + kinds[j].radius
+        dx, dy = units[j].x - x, units[j].y - y
+        if kinds[j].flies == kinds[i].flies and dx * dx + dy * dy < gap * gap:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def start_battle(rules, units, last_actions, streams, row):
+    """A new episode: everybody whole and at its place, or up to `jitter` away from it."""
+    kinds = rules.kinds
+    for i in range(units.shape[0]):
+        kind, me = kinds[i], units[i]
+        me.x, me.y = kind.start_x, kind.start_y
+        if rules.jitter > 0.0:
+            for _ in range(START_DRAWS):
+                x = np.float64(np.float32(kind.start_x + rules.jitter * (2.0 * unit(streams, row) - 1.0)))
+                y = np.float64(np.float32(kind.start_y + rules.jitter * (2.0 * unit(streams, row) - 1.0)))
+                if is_free_start(rules, units, i, x, y):
+                    me.x, me.y = x, y
+                    break
+        me.vx, me.vy, me.wish_x, me.wish_y, me.next_vx, me.next_vy = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        me.hp, me.shield, me.energy = kind.max_hp, kind.max_shield, kind.start_energy
+        me.cooldown, me.shield_wait, me.heal_left = 0.0, 0.0, 0.0
+        me.target, me.previous_target, me.order_target, me.firing, me.shot = NOBODY, NOBODY, NOBODY, NOBODY, NOBODY
+        me.order = STOP if kind.ally else ATTACK_MOVE
+        me.goal_x, me.goal_y = rules.goal_x, rules.goal_y
+    last_actions[:] = -1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def give_orders(rules, units, actions, last_actions):
+    """Turn the agents' actions into orders for the whole step; returns how many were illegal (carried out as stop)."""
+    illegal = 0
+    for a in range(actions.shape[0]):
+        i, action = rules.allies[a], actions[a]
+        me = units[i]
+        if not is_legal(rules, units, i, action):
+            illegal += 1
+            action = STOP if me.hp > 0.0 else NO_OP
+        last_actions[a] = action
+        me.order, me.order_target = min(action, FIRST_TARGET), NOBODY
+        if action >= FIRST_TARGET:
+            me.order_target = target_of(rules, i, action)
+        elif action >= NORTH:
+            dx, dy = MOVES[action - NORTH]
+            me.goal_x, me.goal_y = me.x + dx * MOVE_AHEAD, me.y + dy * MOVE_AHEAD
+    return illegal
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def any_alive(units, side):
+    for i in side:
+        if units[i].hp > 0.0:
+            return True
+    return False
+
+
+class Battles(NamedTuple):
+    """The arrays of a batch of B battles; the env hands them out as they are."""
+
+    units: np.ndarray  # (B, U) UNIT
+    streams: np.ndarray  # (B,) uint64 random streams
+    last_actions: np.ndarray  # (B, N) int64, -1 before the first step
+    t: np.ndarray  # (B,) int32
+    returns: np.ndarray  # (B,) float64, of the running episode
+    obs: np.ndarray  # (B, N, obs) float32
+    state: np.ndarray  # (B, S) float32
+    legal: np.ndarray  # (B, N, A) bool
+    alive: np.ndarray  # (B, N) bool
+    reward: np.ndarray  # (B, N) float32
+    terminated: np.ndarray  # (B, N) bool
+    truncated: np.ndarray  # (B, N) bool
+    done: np.ndarray  # (B,) bool
+    won: np.ndarray  # (B,) bool
+    illegal: np.ndarray  # (B,) int32
+    final_obs: np.ndarray  # (B, N, obs) float32
+    final_state: np.ndarray  # (B, S) float32
+    final_returns: np.ndarray  # (B, N) float64
+    final_lengths: np.ndarray  # (B,) int64
+    ticks: np.ndarray  # (B, 8, U, columns of RECORDED) float64, or (0, ...) when nobody records
+
+
+def make_battles(rules: Rules, num_envs: int, record: bool) -> Battles:
+    agents, shape = len(rules.allies), (num_envs, len(rules.allies))
+    return Battles(
+        units=np.zeros((num_envs, len(rules.kinds)), UNIT),
+        streams=np.zeros(num_envs, np.uint64),
+        last_actions=np.full(shape, -1, np.int64),
+        t=np.zeros(num_envs, np.int32),
+        returns=np.zeros(num_envs, np.float64),
+        obs=np.zeros((*shape, obs_size(rules)), np.float32),
+        state=np.zeros((num_envs, state_size(rules)), np.float32),
+        legal=np.zeros((num_envs, agents, rules.num_actions), np.bool_),
+        alive=np.zeros(shape, np.bool_),
+        reward=np.zeros(shape, np.float32),
+        terminated=np.zeros(shape, np.bool_),
+        truncated=np.zeros(shape, np.bool_),
+        done=np.zeros(num_envs, np.bool_),
+        won=np.zeros(num_envs, np.bool_),
+        illegal=np.zeros(num_envs, np.int32),
+        final_obs=np.zeros((*shape, obs_size(rules)), np.float32),
+        final_state=np.zeros((num_envs, state_size(rules)), np.float32),
+        final_returns=np.zeros(shape, np.float64),
+        final_lengths=np.zeros(num_envs, np.int64),
+        ticks=np.zeros((num_envs if record else 0, TICKS_PER_STEP, len(rules.kinds), len(RECORDED)), np.float64),
+    )
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def look_rows(rules, battles, first, last):
+    """Bring observation, state, legal actions and alive flags of rows first..last-1 up to date."""
+    for b in range(first, last):
+        units = battles.units[b]
+        observe(rules, units, battles.legal[b], battles.obs[b])
+        write_state(rules, units, battles.last_actions[b], battles.state[b])
+        for a in range(rules.allies.shape[0]):
+            battles.alive[b, a] = units[rules.allies[a]].hp > 0.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def reset_rows(rules, battles, first, last):
+    """Start rows first..last-1 anew."""
+    for b in range(first, last):
+        start_battle(rules, battles.units[b], battles.last_actions[b], battles.streams, b)
+        battles.t[b], battles.returns[b], battles.done[b] = 0, 0.0, False
+    look_rows(rules, battles, first, last)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def record_tick(units, out):
+    """One row of RECORDED per unit; nan for the dead."""
+    for i in range(units.shape[0]):
+        me = units[i]
+        if me.hp <= 0.0:
+            out[i] = np.nan
+        else:
+            out[i, 0], out[i, 1], out[i, 2], out[i, 3] = me.x, me.y, me.hp, me.shield
+            out[i, 4], out[i, 5], out[i, 6] = me.cooldown, me.energy, me.target
+        out[i, 7] = me.shot
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def step_rows(rules, battles, actions, first, last):
+    """One env step of rows first..last-1, with automatic reset of battles that are over."""
+    num_units, num_lines = rules.kinds.shape[0], rules.kinds.shape[0] + 4 * rules.walls.shape[0]
+    living, turns = np.empty(num_units, np.int64), np.empty(num_units, np.int64)
+    lines, projected = np.empty((num_lines, 4)), np.empty((num_lines, 4))
+    for b in range(first, last):
+        units = battles.units[b]
+        battles.illegal[b] = give_orders(rules, units, actions[b], battles.last_actions[b])
+        points = 0.0
+        for k in range(TICKS_PER_STEP):
+            points += tick(rules, units, living, turns, lines, projected, battles.streams, b)
+            if battles.ticks.shape[0] > 0:
+                record_tick(units, battles.ticks[b, k])
+        won = not any_alive(units, rules.enemies)
+        decided = won or not any_alive(units, rules.allies)
+        battles.t[b] += 1
+        out_of_time = battles.t[b] >= rules.limit and not decided
+        reward = (points + WIN_BONUS * won) * rules.reward_scale
+        battles.returns[b] += reward
+        battles.reward[b], battles.terminated[b], battles.truncated[b] = reward, decided, out_of_time
+        battles.won[b], battles.done[b] = won, decided or out_of_time
+        look_rows(rules, battles, b, b + 1)
+        if battles.done[b]:
+            battles.final_obs[b], battles.final_state[b] = battles.obs[b], battles.state[b]
+            battles.final_returns[b], battles.final_lengths[b] = battles.returns[b], battles.t[b]
+        if battles.done[b] and rules.auto_reset:
+            start_battle(rules, units, battles.last_actions[b], battles.streams, b)
+            battles.t[b], battles.returns[b] = 0, 0.0
+            look_rows(rules, battles, b, b + 1)

@@ -1,0 +1,183 @@
+"""The batched battle env: many battles of one map stepped together, each with its own random stream."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from envs.battles import core
+from envs.battles.core import FIRST_TARGET, HEAL, UNIT, Rules
+from envs.battles.mapfile import BattleMap
+from envs.battles.teams import Layout, layout_of
+from envs.errors import ConfigError
+from envs.grid import EnvSpec, as_actions, illegal_message
+from envs.rng import make_streams
+
+SAVED = ("streams", "last_actions", "t", "returns")  # beside the units, what a battle goes on from
+
+
+@dataclass(frozen=True)
+class BattleConfig:
+    """Settings of a battle that are no part of its map."""
+
+    horizon: int = 0
+    """steps until truncation (0: the map's own limit)"""
+    start_jitter: float = 0.0
+    """start positions move by up to this much along both axes, anew in each episode (0: the same start every time)"""
+    shuffle: bool = True
+    """units act in a fresh random order each tick (off: in unit order, for comparisons)"""
+    strict: bool = False
+    """raise ValueError on an illegal action instead of treating it as stop"""
+
+
+def make_config(env_id: str, overrides: dict[str, Any]) -> BattleConfig:
+    defaults = dataclasses.asdict(BattleConfig())
+    for name, value in overrides.items():
+        if name not in defaults:
+            raise ConfigError(f"{env_id} has no setting '{name}'; its settings are {', '.join(defaults)}")
+        wanted = (int, float) if name == "start_jitter" else type(defaults[name])
+        if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(defaults[name], bool):
+            raise ConfigError(f"setting '{name}' of {env_id} must be {type(defaults[name]).__name__}, not {value!r}")
+    config = BattleConfig(**overrides)
+    if config.horizon < 0:
+        raise ConfigError(f"horizon must be at least 1, or 0 for the map's own limit, not {config.horizon}")
+    if not 0.0 <= config.start_jitter <= 100.0:
+        raise ConfigError(f"start_jitter must be from 0 to 100, not {config.start_jitter}")
+    return config
+
+
+def numbered(names: list[str]) -> tuple[str, ...]:
+    """marine, marine, medivac -> marine_0, marine_1, medivac_0"""
+    return tuple(f"{name}_{names[:k].count(name)}" for k, name in enumerate(names))
+
+
+def make_spec(env_id: str, battle: BattleMap, rules: Rules, config: BattleConfig) -> EnvSpec:
+    allies = numbered([unit.name for side, unit in battle.units if side == "ally"])
+    enemies = numbered([unit.name for side, unit in battle.units if side == "enemy"])
+    heals = (rules.kinds["weapon"][rules.allies] == HEAL).any()
+    targets = []
+    for k in range(rules.num_actions - FIRST_TARGET):
+        attack = f"attack enemy {enemies[k]}" if k < len(enemies) else ""
+        cure = f"heal ally {allies[k]}" if heals and k < len(allies) else ""
+        targets.append(" / ".join(part for part in (attack, cure) if part))
+    return EnvSpec(
+        env_id=env_id,
+        num_players=len(allies),
+        num_actions=rules.num_actions,
+        action_names=("no-op", "stop", "north", "south", "east", "west", *targets),
+        obs_shape=(core.obs_size(rules),),
+        obs_dtype="float32",
+        state_shape=(core.state_size(rules),),
+        horizon=rules.limit,
+        player_names=allies,
+        plane_names=(),
+        config={"map": battle.name, **dataclasses.asdict(config), "horizon": rules.limit},
+    )
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+    return int(value)
+
+
+class BattleEnv:
+    """Many battles on one map; the arrays that `reset` and `step` return are overwritten by the next step.
+
+    `state`, `legal`, `alive` and `t` always describe the current observation. A battle is won or lost by the whole
+    team: rewards are the team's, and `terminated` and `truncated` are the same for all its players, dead or alive.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        battle: BattleMap,
+        num_envs: int = 1,
+        seed: int = 0,
+        threads: int = 1,
+        record: bool = False,
+        auto_reset: bool = True,
+        **overrides: Any,
+    ):
+        self.num_envs = check_count("num_envs", num_envs, 1)
+        self.threads = min(check_count("threads", threads, 1), self.num_envs)
+        self.battle, self.config = battle, make_config(env_id, overrides)
+        limit = self.config.horizon or battle.limit
+        self.rules = core.make_rules(battle, limit, self.config.start_jitter, self.config.shuffle, auto_reset)
+        self.spec = make_spec(env_id, battle, self.rules, self.config)
+        self.battles = core.make_battles(self.rules, self.num_envs, record)
+        self.obs, self.state, self.legal = self.battles.obs, self.battles.state, self.battles.legal
+        self.alive, self.t = self.battles.alive, self.battles.t
+        self.info = {
+            "done": self.battles.done,
+            "final_obs": self.battles.final_obs,
+            "final_state": self.battles.final_state,
+            "episode_return": self.battles.final_returns,
+            "episode_length": self.battles.final_lengths,
+            "battle_won": self.battles.won,
+            "illegal_actions": self.battles.illegal,
+        }
+        bounds = np.linspace(0, self.num_envs, self.threads + 1).astype(int).tolist()
+        self._chunks = list(zip(bounds[:-1], bounds[1:], strict=True))
+        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self.reset(check_count("seed", seed, 0))
+
+    @property
+    def layout(self) -> Layout:
+        """Where things stand in the state vector, for rule-based teams."""
+        if not hasattr(self, "_layout"):
+            self._layout = layout_of(self.rules)
+        return self._layout
+
+    def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Start every battle anew; with `seed` from that seed's random streams, else from where the streams are."""
+        if seed is not None:
+            self.battles.streams[:] = make_streams(check_count("seed", seed, 0), self.num_envs)
+        core.reset_rows(self.rules, self.battles, 0, self.num_envs)
+        return self.obs, self.info
+
+    def step(self, actions) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """actions (B, N) integers -> obs, reward, terminated, truncated, info; what is over starts anew by itself."""
+        actions = as_actions(actions, self.num_envs, self.spec)
+        if self.config.strict:
+            self._refuse_illegal(actions)
+        if self._pool is None:
+            core.step_rows(self.rules, self.battles, actions, 0, self.num_envs)
+        else:
+            rows = [self._pool.submit(core.step_rows, self.rules, self.battles, actions, *c) for c in self._chunks]
+            for part in rows:
+                part.result()
+        return self.obs, self.battles.reward, self.battles.terminated, self.battles.truncated, self.info
+
+    def _refuse_illegal(self, actions: np.ndarray) -> None:
+        allowed = np.take_along_axis(self.legal, actions[:, :, None], axis=2)[:, :, 0]
+        if not allowed.all():
+            b, player = np.argwhere(~allowed)[0]
+            where = f"env {b}: " if self.num_envs > 1 else ""
+            raise ValueError(illegal_message(self.spec, player, actions[b, player], self.legal[b, player], where))
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Everything needed to go on exactly from here, as plain arrays (for checkpoints)."""
+        units = {f"unit_{name}": self.battles.units[name].copy() for name in UNIT.names}
+        return units | {name: getattr(self.battles, name).copy() for name in SAVED}
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        """Go on from what `get_state` gave."""
+        places = {f"unit_{name}": self.battles.units[name] for name in UNIT.names}
+        places |= {name: getattr(self.battles, name) for name in SAVED}
+        for name, place in places.items():
+            if name not in saved or np.shape(saved[name]) != place.shape:
+                given = f"has shape {np.shape(saved[name])}" if name in saved else "is missing"
+                raise ConfigError(f"saved state does not fit {self.spec.env_id}: {name} {given}, not {place.shape}")
+        for name, place in places.items():
+            place[...] = saved[name]
+        self.battles.done[:] = False
+        core.look_rows(self.rules, self.battles, 0, self.num_envs)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()

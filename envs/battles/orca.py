@@ -1,0 +1,294 @@
+"""Collision avoidance: ORCA (van den Berg, Guy, Lin, Manocha 2011, "Reciprocal n-body collision avoidance"), compiled.
+
+Every neighbour and every wall forbids a half plane of velocities. A forbidden half plane is one row of `lines`
+[px, py, dx, dy]: a point on its border and the border's direction, allowed velocities on the left. The chosen velocity
+is the allowed one nearest to the preferred one; if nothing is allowed, walls stay hard and the units' half planes are
+broken as little as possible.
+
+`walls` rows are rectangles [x0, y0, x1, y1]; their corners and edges run counter-clockwise:
+
+    corner 3 <-- edge 2 --- corner 2
+       |                       ^
+     edge 3                  edge 1
+       v                       |
+    corner 0 --- edge 0 --> corner 1
+"""
+
+import numpy as np
+from numba import njit
+
+HORIZON = 1.0  # seconds ahead within which nobody may be hit
+TICKS_PER_SECOND = 16.0  # units that already overlap must part within one tick
+PARALLEL = 1e-5
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def direction_of(x, y):
+    """The vector at unit length (east for no vector at all)."""
+    length = np.sqrt(x * x + y * y)
+    if length == 0.0:
+        return 1.0, 0.0
+    return x / length, y / length
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# which velocities a neighbour or a wall forbids
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def avoid_unit(lines, count, px, py, vx, vy, relative_vx, relative_vy, combined_radius, share, parting):
+    """Add the half plane of a neighbour at (px, py) from here; returns the new count.
+
+    `share` is the part of the evasion that this unit takes on; `parting` (+1 or -1) says which way to go from a
+    neighbour on exactly the same spot with the same velocity.
+    """
+    distance_sq = px * px + py * py
+    radius_sq = combined_radius * combined_radius
+    if distance_sq > radius_sq:
+        # the forbidden relative velocities: a cone with its tip cut off by a circle around position / horizon
+        wx, wy = relative_vx - px / HORIZON, relative_vy - py / HORIZON
+        along = wx * px + wy * py
+        if not (along < 0.0 and along * along > radius_sq * (wx * wx + wy * wy)):
+            leg = np.sqrt(distance_sq - radius_sq)
+            if px * wy - py * wx > 0.0:
+                dx, dy = (px * leg - py * combined_radius) / distance_sq, (px * combined_radius + py * leg) / distance_sq
+            else:
+                dx, dy = -(px * leg + py * combined_radius) / distance_sq, (px * combined_radius - py * leg) / distance_sq
+            shadow = relative_vx * dx + relative_vy * dy
+            lines[count, 0] = vx + share * (shadow * dx - relative_vx)
+            lines[count, 1] = vy + share * (shadow * dy - relative_vy)
+            lines[count, 2], lines[count, 3] = dx, dy
+            return count + 1
+        horizon = HORIZON
+    else:
+        horizon = 1.0 / TICKS_PER_SECOND
+        wx, wy = relative_vx - px / horizon, relative_vy - py / horizon
+    length = np.sqrt(wx * wx + wy * wy)
+    if length == 0.0:
+        nx, ny = parting, 0.0
+    else:
+        nx, ny = wx / length, wy / length
+    push = combined_radius / horizon - length
+    lines[count, 0], lines[count, 1] = vx + share * push * nx, vy + share * push * ny
+    lines[count, 2], lines[count, 3] = ny, -nx
+    return count + 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def corner_of(wall, k):
+    """Corner k of a rectangle, and the direction of the edge that starts there."""
+    k %= 4
+    if k == 0:
+        return wall[0], wall[1], 1.0, 0.0
+    if k == 1:
+        return wall[2], wall[1], 0.0, 1.0
+    if k == 2:
+        return wall[2], wall[3], -1.0, 0.0
+    return wall[0], wall[3], 0.0, -1.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_covered(lines, count, ax, ay, bx, by, radius):
+    """Whether an earlier wall's half plane already forbids everything that the edge a-b would."""
+    for k in range(count):
+        px, py, dx, dy = lines[k, 0], lines[k, 1], lines[k, 2], lines[k, 3]
+        a_depth = (ax - px) * dy - (ay - py) * dx - radius
+        b_depth = (bx - px) * dy - (by - py) * dx - radius
+        if a_depth >= -PARALLEL and b_depth >= -PARALLEL:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_line(lines, count, px, py, dx, dy):
+    lines[count, 0], lines[count, 1], lines[count, 2], lines[count, 3] = px, py, dx, dy
+    return count + 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_shifted(lines, count, px, py, dx, dy, radius):
+    """Geometry would shift a wall's border by radius (-dy, dx). The reference game shifts it by radius (-dy, -dy), so
+    a horizontal wall leaves no margin until contact; ours follows, so that results carry over."""
+    return add_line(lines, count, px - radius * dy, py - radius * dy, dx, dy)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def avoid_wall_edge(lines, count, wall, k, x, y, vx, vy, radius):
+    """Add the half plane of edge k of a rectangle, if it forbids anything new; returns the new count."""
+    ax, ay, adx, ady = corner_of(wall, k)
+    bx, by, bdx, bdy = corner_of(wall, k + 1)
+    edge_x, edge_y = bx - ax, by - ay
+    if (ax - x) * edge_y - (ay - y) * edge_x >= 0.0:
+        return count  # the unit is not on the outer side of this edge
+    ax, ay, bx, by = ax - x, ay - y, bx - x, by - y  # seen from the unit
+    if is_covered(lines, count, ax, ay, bx, by, radius):
+        return count
+    a_sq, b_sq, radius_sq = ax * ax + ay * ay, bx * bx + by * by, radius * radius
+    s = -(ax * edge_x + ay * edge_y) / (edge_x * edge_x + edge_y * edge_y)  # nearest point of the edge: a + s (b - a)
+    off_x, off_y = ax + s * edge_x, ay + s * edge_y
+    off_sq = off_x * off_x + off_y * off_y
+
+    # in contact: no velocity towards the wall at all
+    if s < 0.0 and a_sq < radius_sq:
+        dx, dy = direction_of(-ay, ax)
+        return add_line(lines, count, 0.0, 0.0, dx, dy)
+    if s > 1.0 and b_sq <= radius_sq:
+        if bx * bdy - by * bdx < 0.0:
+            return count  # the next edge takes care of it
+        dx, dy = direction_of(-by, bx)
+        return add_line(lines, count, 0.0, 0.0, dx, dy)
+    if 0.0 <= s <= 1.0 and off_sq <= radius_sq:
+        return add_line(lines, count, 0.0, 0.0, -adx, -ady)
+
+    # the two legs of the cone of velocities that hit the edge; seen end on, only one corner counts
+    one_corner = off_sq <= radius_sq
+    if one_corner and s < 0.0:
+        bx, by, b_sq, bdx, bdy = ax, ay, a_sq, adx, ady
+    elif one_corner:
+        ax, ay, a_sq, adx, ady = bx, by, b_sq, bdx, bdy
+    leg_a, leg_b = np.sqrt(a_sq - radius_sq), np.sqrt(b_sq - radius_sq)
+    left_x, left_y = (ax * leg_a - ay * radius) / a_sq, (ax * radius + ay * leg_a) / a_sq
+    right_x, right_y = (bx * leg_b + by * radius) / b_sq, (by * leg_b - bx * radius) / b_sq
+    _, _, before_x, before_y = corner_of(wall, k + 3)
+    left_foreign = left_y * before_x - left_x * before_y >= 0.0  # a neighbouring edge hides that leg
+    if left_foreign:
+        left_x, left_y = -before_x, -before_y
+    right_foreign = right_x * bdy - right_y * bdx <= 0.0
+    if right_foreign:
+        right_x, right_y = bdx, bdy
+
+    # project the current velocity on the nearest border: a corner, the edge itself, or a leg
+    ax, ay, bx, by = ax / HORIZON, ay / HORIZON, bx / HORIZON, by / HORIZON
+    cut_x, cut_y = bx - ax, by - ay
+    t = 0.5 if one_corner else ((vx - ax) * cut_x + (vy - ay) * cut_y) / (cut_x * cut_x + cut_y * cut_y)
+    t_left = (vx - ax) * left_x + (vy - ay) * left_y
+    t_right = (vx - bx) * right_x + (vy - by) * right_y
+    if (t < 0.0 and t_left < 0.0) or (one_corner and t_left < 0.0 and t_right < 0.0):
+        nx, ny = direction_of(vx - ax, vy - ay)
+        return add_line(lines, count, ax + radius / HORIZON * nx, ay + radius / HORIZON * ny, ny, -nx)
+    if t > 1.0 and t_right < 0.0:
+        nx, ny = direction_of(vx - bx, vy - by)
+        return add_line(lines, count, bx + radius / HORIZON * nx, by + radius / HORIZON * ny, ny, -nx)
+    to_edge = to_left = to_right = np.inf
+    if 0.0 <= t <= 1.0 and not one_corner:
+        to_edge = (vx - ax - t * cut_x) ** 2 + (vy - ay - t * cut_y) ** 2
+    if t_left >= 0.0:
+        to_left = (vx - ax - t_left * left_x) ** 2 + (vy - ay - t_left * left_y) ** 2
+    if t_right >= 0.0:
+        to_right = (vx - bx - t_right * right_x) ** 2 + (vy - by - t_right * right_y) ** 2
+    if to_edge <= to_left and to_edge <= to_right:
+        return add_shifted(lines, count, ax, ay, -adx, -ady, radius / HORIZON)
+    if to_left <= to_right:
+        return count if left_foreign else add_shifted(lines, count, ax, ay, left_x, left_y, radius / HORIZON)
+    return count if right_foreign else add_shifted(lines, count, bx, by, -right_x, -right_y, radius / HORIZON)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def avoid_wall(lines, count, wall, x, y, vx, vy, radius, reach):
+    """Add the half planes of one rectangle if it is within `reach`; returns the new count."""
+    gap_x = max(0.0, wall[0] - x, x - wall[2])
+    gap_y = max(0.0, wall[1] - y, y - wall[3])
+    if gap_x * gap_x + gap_y * gap_y > reach * reach:
+        return count
+    for k in range(4):
+        count = avoid_wall_edge(lines, count, wall, k, x, y, vx, vy, radius)
+    return count
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# the best allowed velocity: an incremental linear programme
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def best_on_line(lines, k, speed, wish_x, wish_y, towards):
+    """The best velocity on border k that respects borders 0..k-1 and the speed limit: (found, vx, vy).
+
+    Nearest to the wish, or with `towards` as far as possible in the wish's direction.
+    """
+    px, py, dx, dy = lines[k, 0], lines[k, 1], lines[k, 2], lines[k, 3]
+    middle = px * dx + py * dy
+    square = middle * middle + speed * speed - (px * px + py * py)
+    if square < 0.0:
+        return False, 0.0, 0.0
+    root = np.sqrt(square)
+    low, high = -middle - root, -middle + root
+    for j in range(k):
+        ox, oy, odx, ody = lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3]
+        across = dx * ody - dy * odx
+        ahead = odx * (py - oy) - ody * (px - ox)
+        if abs(across) < PARALLEL:
+            if ahead < 0.0:
+                return False, 0.0, 0.0
+            continue
+        if across >= 0.0:
+            high = min(high, ahead / across)
+        else:
+            low = max(low, ahead / across)
+        if low > high:
+            return False, 0.0, 0.0
+    if towards:
+        t = high if wish_x * dx + wish_y * dy > 0.0 else low
+    else:
+        t = min(max(dx * (wish_x - px) + dy * (wish_y - py), low), high)
+    return True, px + t * dx, py + t * dy
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def best_velocity(lines, count, speed, wish_x, wish_y, towards):
+    """The best velocity within all half planes: (index of the first that cannot be met, or count; vx, vy)."""
+    wish_sq = wish_x * wish_x + wish_y * wish_y
+    if towards:
+        vx, vy = wish_x * speed, wish_y * speed
+    elif wish_sq > speed * speed:
+        scale = speed / np.sqrt(wish_sq)
+        vx, vy = wish_x * scale, wish_y * scale
+    else:
+        vx, vy = wish_x, wish_y
+    for k in range(count):
+        if lines[k, 2] * (lines[k, 1] - vy) - lines[k, 3] * (lines[k, 0] - vx) > 0.0:
+            found, new_x, new_y = best_on_line(lines, k, speed, wish_x, wish_y, towards)
+            if not found:
+                return k, vx, vy
+            vx, vy = new_x, new_y
+    return count, vx, vy
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def least_intrusion(lines, num_walls, count, first, speed, vx, vy, projected):
+    """When no velocity is allowed: the one that goes least deep into a forbidden half plane; walls stay hard."""
+    depth = 0.0
+    for i in range(first, count):
+        px, py, dx, dy = lines[i, 0], lines[i, 1], lines[i, 2], lines[i, 3]
+        if dx * (py - vy) - dy * (px - vx) <= depth:
+            continue
+        # borders of equal depth between half plane i and each earlier one
+        projected[:num_walls] = lines[:num_walls]
+        num = num_walls
+        for j in range(num_walls, i):
+            ox, oy, odx, ody = lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3]
+            across = dx * ody - dy * odx
+            if abs(across) <= PARALLEL:
+                if dx * odx + dy * ody > 0.0:
+                    continue
+                qx, qy = 0.5 * (px + ox), 0.5 * (py + oy)
+            else:
+                t = (odx * (py - oy) - ody * (px - ox)) / across
+                qx, qy = px + t * dx, py + t * dy
+            ndx, ndy = direction_of(odx - dx, ody - dy)
+            num = add_line(projected, num, qx, qy, ndx, ndy)
+        solved, new_x, new_y = best_velocity(projected, num, speed, -dy, dx, True)
+        if solved == num:
+            vx, vy = new_x, new_y
+        depth = dx * (py - vy) - dy * (px - vx)
+    return vx, vy
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def choose_velocity(lines, num_walls, count, speed, wish_x, wish_y, projected):
+    """The velocity nearest to the wish that avoids everything, or breaks the units' half planes least."""
+    solved, vx, vy = best_velocity(lines, count, speed, wish_x, wish_y, False)
+    if solved < count:
+        vx, vy = least_intrusion(lines, num_walls, count, solved, speed, vx, vy, projected)
+    return vx, vy
