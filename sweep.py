@@ -29,6 +29,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -44,32 +45,18 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-NUMBER, INTS, NUMBERS = "a number", "a list of integers", "a list of numbers"
+TEXT, INT, NUMBER, TABLE = "a string", "an integer", "a number", "a table"
+INTS, NUMBERS, TABLES = "a list of integers", "a list of numbers", "a list of tables"
 TOP_KEYS = {
-    "name": "a string",
-    "description": "a string",
-    "expected_minutes": NUMBER,  # on two cores
-    "seeds": INTS,
-    "script": "a string",  # this and the next three: for cells that do not say otherwise
-    "algorithm": "a string",
-    "baseline": "a string",
-    "thresholds": NUMBERS,
-    "metric": "a string",
-    "at_steps": INTS,
-    "fixed": "a table",
-    "cells": "a list of tables",
-}
+    "name": TEXT, "description": TEXT, "expected_minutes": NUMBER, "metric": TEXT, "at_steps": INTS,
+    "script": TEXT, "algorithm": TEXT, "baseline": TEXT, "seeds": INTS, "thresholds": NUMBERS,  # unless a cell says
+    "fixed": TABLE, "cells": TABLES,
+}  # fmt: skip
 CELL_KEYS = {
-    "name": "a string",
-    "script": "a string",
-    "algorithm": "a string",
-    "task": "a string",  # cells of one task are compared with each other; by default the env id
-    "baseline": "a string",
-    "seeds": INTS,
-    "thresholds": NUMBERS,
-    "args": "a table",
-    "grid": "a table",
-}
+    "name": TEXT, "script": TEXT, "algorithm": TEXT, "baseline": TEXT, "seeds": INTS, "thresholds": NUMBERS,
+    "task": TEXT,  # cells of one task are compared, in one panel (default: the env id)
+    "args": TABLE, "grid": TABLE,
+}  # fmt: skip
 SET_HERE = ("seed", "run-dir", "resume", "track", "wandb-group", "wandb-tags")  # flags that only sweep.py sets
 TRIES = 2  # a failed run is tried once more
 LOSSES = 20  # a run whose Ray worker or node died goes on elsewhere, at most so often
@@ -79,16 +66,10 @@ NOT_SHIPPED = ["/.git/", "/runs/", "/wandb/", "/vae_ckpts/", "/docs/", "__pycach
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; one algorithm, one colour, in every figure
 COLOURS = {
-    "PPO": "#0072B2",
-    "PPO (shared)": "#56B4E9",
-    "HOP+ MCTS": "#D55E00",
-    "HOP+ no MCTS": "#E69F00",
-    "HOP": "#CC79A7",
-    "no goals": "#009E73",
-    "MAPPO": "#0072B2",
-    "Hyper-MAPPO": "#D55E00",
-}
-OTHER_COLOURS = ["#332288", "#117733", "#882255", "#999933", "#AA4499", "#44AA99", "#661100", "#555555"]
+    "PPO": "#0072B2", "PPO (shared)": "#56B4E9", "HOP+ MCTS": "#D55E00", "HOP+ no MCTS": "#E69F00", "HOP": "#CC79A7",
+    "no goals": "#009E73", "MAPPO": "#332288", "Hyper-MAPPO": "#882255",
+}  # fmt: skip
+OTHER_COLOURS = ["#117733", "#999933", "#AA4499", "#44AA99", "#661100", "#555555"]
 
 
 class SweepError(Exception):
@@ -218,17 +199,11 @@ def flag(key: str, value, annotation: ast.expr) -> list[str]:
 
 
 def is_a(kind: str, value) -> bool:
-    def number(v, types=(int, float)):
-        return isinstance(v, types) and not isinstance(v, bool)
-
-    return {
-        "a string": lambda: isinstance(value, str),
-        "a table": lambda: isinstance(value, dict),
-        "a list of tables": lambda: isinstance(value, list) and all(isinstance(v, dict) for v in value),
-        NUMBER: lambda: number(value),
-        NUMBERS: lambda: isinstance(value, list) and all(number(v) for v in value),
-        INTS: lambda: isinstance(value, list) and all(number(v, int) for v in value),
-    }[kind]()
+    if kind in (INTS, NUMBERS, TABLES):
+        one = {INTS: INT, NUMBERS: NUMBER, TABLES: TABLE}[kind]
+        return isinstance(value, list) and all(is_a(one, v) for v in value)
+    types = {TEXT: str, INT: int, NUMBER: (int, float), TABLE: dict}[kind]
+    return isinstance(value, types) and not isinstance(value, bool)
 
 
 def load(path: Path) -> Sweep:
@@ -323,22 +298,22 @@ def load(path: Path) -> Sweep:
             settings = {key: default for key, (_, default) in fields.items()} | args
             settings = {k: v for k, v in settings.items() if k not in SET_HERE and not k.startswith("wandb-")}
             cell_name = "_".join([table["name"], *(f"{k}={v}" for k, v in chosen.items() if len(grid[k]) > 1)])
-            cells.append(
-                Cell(
-                    name=re.sub(r"[^\w.=+,-]+", "-", cell_name),
-                    parent=table["name"],
-                    script=script,
-                    algorithm=table.get("algorithm", data.get("algorithm", Path(script).stem)),
-                    task=table.get("task", str(settings.get("env-id", ""))),
-                    baseline=table.get("baseline", data.get("baseline")),
-                    seeds=table.get("seeds", data.get("seeds")),
-                    thresholds=table.get("thresholds", data.get("thresholds", [])),
-                    args=args,
-                    settings=json.loads(json.dumps(settings, default=str)),
-                    flags=[word for key, value in args.items() for word in flag(key, value, fields[key][0])],
-                    line=line(*where),
-                )
+            flags = [word for key, value in args.items() for word in flag(key, value, fields[key][0])]
+            common = {key: table.get(key, data.get(key)) for key in ("baseline", "seeds")}
+            cell = Cell(
+                name=re.sub(r"[^\w.=+,-]+", "-", cell_name),
+                parent=table["name"],
+                script=script,
+                algorithm=table.get("algorithm", data.get("algorithm", Path(script).stem)),
+                task=table.get("task", str(settings.get("env-id", ""))),
+                thresholds=table.get("thresholds", data.get("thresholds", [])),
+                args=args,
+                settings=json.loads(json.dumps(settings, default=str)),  # as sweep.json will give them back
+                flags=flags,
+                line=line(*where),
+                **common,
             )
+            cells.append(cell)
 
     for a, b in itertools.combinations(cells, 2):
         if a.name == b.name:
@@ -346,22 +321,12 @@ def load(path: Path) -> Sweep:
         if (a.script, a.settings) == (b.script, b.settings):
             message = f'cells "{a.name}" (line {a.line}) and "{b.name}" would be the same run (same settings)'
             raise SweepError(f"{path}:{b.line}: {message}")
-    sweep = Sweep(
-        path,
-        name,
-        data.get("description", "").strip(),
-        data.get("expected_minutes"),
-        data.get("metric", "eval/return"),
-        sorted(data.get("at_steps", [])),
-        cells,
-    )
-    for index, cell in enumerate(data["cells"]):
-        wanted = cell.get("baseline")
+    for where, table in [((), data), *((("cells", i), table) for i, table in enumerate(data["cells"]))]:
+        wanted = table.get("baseline")
         if wanted and not any(wanted in (c.name, c.parent, c.algorithm) for c in cells):
-            fail(("cells", index, "baseline"), f'baseline "{wanted}" is no cell or algorithm of this file')
-    if "baseline" in data and not any(data["baseline"] in (c.name, c.parent, c.algorithm) for c in cells):
-        fail(("baseline",), f'baseline "{data["baseline"]}" is no cell or algorithm of this file')
-    return sweep
+            fail((*where, "baseline"), f'baseline "{wanted}" is no cell or algorithm of this file')
+    about = (data.get("description", "").strip(), data.get("expected_minutes"), data.get("metric", "eval/return"))
+    return Sweep(path, name, *about, sorted(data.get("at_steps", [])), cells)
 
 
 def baseline_of(cell: Cell, cells: list[Cell]) -> Cell | None:
@@ -578,15 +543,19 @@ class LocalEngine:
         pass
 
 
+def checkpoint_stamp(folder: Path) -> list | None:
+    """Changes whenever a checkpoint of a run does; None in the very moment in which one is renamed."""
+    try:
+        return sorted((str(p), p.stat().st_mtime_ns) for p in (folder / "checkpoints").rglob("*") if p.is_file())
+    except FileNotFoundError:
+        return None
+
+
 def pack(folder: Path, final: bool) -> bytes | None:
     """A run folder as a tar archive of one moment: None if the checkpoint changed while packing. The metrics are read
     after the checkpoint, so they are never behind it; result.json counts only once the script has ended."""
-
-    def stamp() -> list:
-        return sorted((str(p), p.stat().st_mtime_ns) for p in (folder / "checkpoints").rglob("*") if p.is_file())
-
+    before, buffer = checkpoint_stamp(folder), io.BytesIO()
     try:
-        before, buffer = stamp(), io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as tar:
             files = [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
             for path in sorted(files, key=lambda p: (p.parts[0] != "checkpoints", p)):
@@ -594,9 +563,9 @@ def pack(folder: Path, final: bool) -> bytes | None:
                     info, content = tarfile.TarInfo(path.as_posix()), (folder / path).read_bytes()
                     info.size, info.mtime = len(content), int((folder / path).stat().st_mtime)
                     tar.addfile(info, io.BytesIO(content))
-        return buffer.getvalue() if final or stamp() == before else None
     except FileNotFoundError:
         return None
+    return buffer.getvalue() if final or before == checkpoint_stamp(folder) is not None else None
 
 
 def unpack(archive: bytes, folder: Path) -> None:
@@ -627,7 +596,7 @@ def ray_task(ticket: int, folder: str, command: list[str], archive: bytes, input
     def report(**values) -> bool:
         return ray.get(mailbox.put.remote(ticket, values))
 
-    with tempfile.TemporaryDirectory(prefix="sweep-") as work:
+    with tempfile.TemporaryDirectory(prefix="sweep-", ignore_cleanup_errors=True) as work:
         here = Path(work) / folder
         unpack(inputs, Path(work))
         unpack(archive, here)
@@ -638,16 +607,14 @@ def ray_task(ticket: int, folder: str, command: list[str], archive: bytes, input
         if report(progress={}):
             return None, None
         child = start_process(command, Path(work), here / "log.txt")
+        sent, sent_at, told = None, 0.0, False
         try:
-            sent, stamp, told = None, None, False
             while child.poll() is None:
                 time.sleep(min(1.0, every))
-                saved = here / "checkpoints" / "last"
-                stamp = max((p.stat().st_mtime_ns for p in saved.glob("*")), default=None) if saved.exists() else None
-                values = {"progress": progress(here, metric)}
-                if stamp != sent and (packed := pack(here, final=False)):
-                    values["archive"], sent = packed, stamp
-                if report(**values) and not told:
+                news, stamp = {"progress": progress(here, metric)}, checkpoint_stamp(here)
+                if stamp != sent and time.monotonic() - sent_at >= every and (packed := pack(here, final=False)):
+                    news["archive"], sent, sent_at = packed, stamp, time.monotonic()
+                if report(**news) and not told:
                     child.terminate()
                     told = True
         finally:
@@ -685,7 +652,7 @@ class RayEngine:
         try:
             import ray
         except ModuleNotFoundError:
-            raise SweepError('--engine ray needs Ray: pip install "hoplab[sweep]" or pip install ray') from None
+            raise SweepError('--engine ray needs Ray: pip install ray (the extra "sweep")') from None
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self.ray, self.every, self.metric, self.slots = ray, every, metric, 1000
@@ -694,13 +661,15 @@ class RayEngine:
         code = {"working_dir": str(Path.cwd()), "excludes": not_shipped}
         here = {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         try:
+            if address and (match := re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)):
+                socket.create_connection((match[1], int(match[2])), timeout=10).close()  # Ray itself tries for minutes
             ray.init(**({"address": address} if address else here), runtime_env=code, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise SweepError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
         sizes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(size.get("CPU", 0) >= cpus and size.get("GPU", 0) >= gpus for size in sizes):
             print(f"warning: no node of the cluster has {cpus:g} CPUs and {gpus:g} GPUs: runs wait until one joins")
-        on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=on_this_node).remote()
         # max_retries=0: Ray would repeat the call as it was made; a run must go on from its newest checkpoint instead
         self.task = ray.remote(ray_task).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
@@ -723,7 +692,11 @@ class RayEngine:
 
     def collect(self) -> None:
         """Fetches what the workers sent. An attempt that was given up may still be sending: its ticket is void."""
-        news = self.ray.get(self.mailbox.take.remote())
+        try:
+            news = self.ray.get(self.mailbox.take.remote())
+        except self.ray.exceptions.RayError as error:
+            why = str(error).splitlines()[0]
+            raise SweepError(f"lost the Ray cluster ({why}); the same line goes on from the checkpoints here") from None
         for run, (ticket, _) in self.refs.items():
             if archive := news.get(ticket, {}).get("archive"):
                 install(archive, run.folder)
@@ -806,7 +779,8 @@ def run_sweep(sweep: Sweep, runs: list[Run], engine, again: str) -> int:
     expected = f", expected to take {sweep.expected_minutes:g} minutes on two cores" if sweep.expected_minutes else ""
     screen.line(f"sweep {sweep.name}: {len(runs)} runs, {len(finished)} of them finished already{expected}")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda signum, frame: signals.append(signum))
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda signum, frame: signals.append(signum))
 
     def begin(run: Run) -> None:
         resume = (run.folder / "args.json").exists()
@@ -917,12 +891,8 @@ def run_sweep(sweep: Sweep, runs: list[Run], engine, again: str) -> int:
 
 
 def final_value(result: dict, metric: str) -> float | None:
-    """A run's final evaluation: eval/return -> eval.return, eval/return-player2 -> eval.per_player[2]."""
-    evaluation, name = result.get("eval", {}), metric.removeprefix("eval/")
-    value = evaluation.get(name)
-    if value is None and (match := re.fullmatch(r"return-player(\d+)", name)):
-        players = evaluation.get("per_player", [])
-        value = players[int(match[1])] if int(match[1]) < len(players) else None
+    """A run's final evaluation: eval/return is eval.return of its result.json."""
+    value = result.get("eval", {}).get(metric.removeprefix("eval/"))
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -1062,7 +1032,7 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
         final = [with_interval(finals[cell.name]), with_interval(finals[cell.name], iqm)]
         speed = [sps, f"{np.mean(minutes):.1f}" if minutes else "-"]
         main.append([*names, cell.algorithm, seeds, *final, with_interval([r["auc"] for r in rows]), better, *speed])
-        for threshold in cell.thresholds:
+        for threshold in cell.thresholds if rows else []:
             hits = [row["reached"][threshold] for row in rows]
             got = [hit for hit in hits if hit]
             steps, mins = ([hit[i] for hit in got] for i in (0, 1))
@@ -1112,15 +1082,13 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
 def remarks(sweep: Sweep, runs: list[Run], measured: dict) -> list[str]:
     """What a careful reader should know about the figures."""
     notes = [read_json(run.folder / "sweep.json") for run in measured]
-    episodes = {read_json(r.folder / "result.json").get("eval", {}).get("episodes") for r in measured} - {None}
-    lines = []
-    for word, found in (
-        ("Final evaluation: episodes per seed", sorted(map(str, episodes))),
-        ("Machine", sorted({n["machine"] for n in notes if n.get("machine")})),
-        ("Minutes were measured with engine", sorted({n["engine"] for n in notes if n.get("engine")})),
-    ):
-        if found:
-            lines.append(f"{word}: {'; '.join(found)}.")
+    episodes = {run.cell.settings.get("final-eval-episodes") for run in measured} - {None}
+    found = {
+        "Final evaluation: episodes per seed": sorted(map(str, episodes)),
+        "Machine": sorted({n["machine"] for n in notes if n.get("machine")}),
+        "Minutes were measured with engine": sorted({n["engine"] for n in notes if n.get("engine")}),
+    }
+    lines = [f"{words}: {'; '.join(values)}." for words, values in found.items() if values]
     lines.append("Intervals: 95 %, percentile bootstrap over seeds; with few seeds they are too narrow.")
     if any(sum(r.cell is cell for r in measured) == 2 for cell in sweep.cells):
         lines.append("With two seeds an interval is no more than the two values.")
@@ -1194,8 +1162,8 @@ def draw(sweep: Sweep, done: dict[str, list[dict]], path: Path) -> None:
             continue
         seen: Counter = Counter()
         for cell in (cell for cell in sweep.cells if cell.task == task):
-            style = ["-", "--", "-.", (0, (1, 1))][seen[cell.algorithm] % 4]  # cells of one algorithm: one colour
-            seen[cell.algorithm] += 1
+            style = ["-", "--", "-.", (0, (1, 1))][seen[colour(cell.algorithm)] % 4]  # cells of one colour
+            seen[colour(cell.algorithm)] += 1
             curves = [row["points"] for row in done[cell.name] if row["points"]]
             if not curves:
                 axis.plot([], [], color=colour(cell.algorithm), ls=style, label=f"{cell.name} (no finished seed)")
@@ -1308,6 +1276,8 @@ def main(words: list[str]) -> int:
             print(f"# {run.cell.name}, seed {run.seed}: {run.state}\n{shlex.join(run.command())}")
         return 0
     if args.engine == "ray":
+        if args.runs_dir.is_absolute() or ".." in args.runs_dir.parts:
+            raise SweepError(f"--runs-dir must be inside the current folder with --engine ray, not {args.runs_dir}")
         resources = (args.cpus_per_run, args.gpus_per_run, args.collect_seconds)
         engine = RayEngine(args.ray_address, *resources, sweep.metric, args.runs_dir)
     else:

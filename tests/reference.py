@@ -59,7 +59,7 @@ class GridRules:
 
     kinds = ()
     """kinds of items, in the order of their observation planes"""
-    hunts = {}  # noqa: RUF012
+    hunts = {}
     """action -> the kind of item it needs under the player's feet"""
 
     @property
@@ -168,7 +168,7 @@ class StagHunt(GridRules):
     final_time_after_first_hunt: int | None = None
 
     kinds = ("stag", "hare")
-    hunts = {STAG: "stag", HARE: "hare"}  # noqa: RUF012
+    hunts = {STAG: "stag", HARE: "hare"}
 
     def hunt(self, outcome, cell, kind, group):
         if kind == "stag":
@@ -202,7 +202,7 @@ class Snowdrift(GridRules):
     clear_cost: float = 4.0
 
     kinds = ("drift",)
-    hunts = {CLEAR: "drift"}  # noqa: RUF012
+    hunts = {CLEAR: "drift"}
 
     def hunt(self, outcome, cell, kind, group):
         del outcome.state.items[cell]

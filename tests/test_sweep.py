@@ -361,9 +361,9 @@ def test_area_threshold_and_values_on_the_way():
 
 
 def test_final_evaluation():
-    result = {"eval": {"return": 2.5, "win_rate": 0.5, "per_player": [1.0, 4.0]}}
-    names = ("eval/return", "eval/win_rate", "eval/return-player1", "eval/return-player2", "eval/none")
-    assert [sweep.final_value(result, name) for name in names] == [2.5, 0.5, 4.0, None, None]
+    result = {"eval": {"return": 2.5, "win_rate": 0.5, "return-player2": 4}}
+    names = ("eval/return", "eval/win_rate", "eval/return-player2", "eval/none")
+    assert [sweep.final_value(result, name) for name in names] == [2.5, 0.5, 4.0, None]
 
 
 def test_colours_are_fixed():

@@ -28,11 +28,11 @@ name = "a"
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """A head that runs nothing and two nodes with one CPU each, on the loopback interface."""
+    """A head that runs nothing and two nodes with one CPU each."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
-    small = {"object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
+    small = {"object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
     nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
     yield cluster, nodes

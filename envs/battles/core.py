@@ -78,6 +78,8 @@ class Rules(NamedTuple):
     enemies: np.ndarray  # (M,) unit index of enemy j
     walkable: np.ndarray  # (height, width) bool
     walls: np.ndarray  # (R, 4) blocked rectangles x0, y0, x1, y1
+    near_walls: np.ndarray  # walls that may matter to a ground unit in a cell, cell after cell
+    near_starts: np.ndarray  # (cells + 1,): those of cell c stand at near_starts[c] .. near_starts[c + 1]
     goal_x: float  # where the enemies attack
     goal_y: float
     max_radius: float
@@ -115,13 +117,17 @@ def make_rules(battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool
     if (kinds["weapon"][allies] == HEAL).any():
         targets = max(targets, 1 + max(np.flatnonzero(kinds["weapon"][allies] != HEAL), default=-1))
     total = (kinds["max_hp"] + kinds["max_shield"])[enemies].sum()
+    walls = battle.walls()
+    near_walls, near_starts = walls_by_cell(walls, battle.width, battle.height, (kinds["radius"] + kinds["speed"]).max())
     return Rules(
         kinds=kinds,
         damage=np.array([[a.damage_to(b) for _, b in units] for _, a in units], np.float64),
         allies=allies,
         enemies=enemies,
         walkable=battle.walkable,
-        walls=battle.walls(),
+        walls=walls,
+        near_walls=near_walls,
+        near_starts=near_starts,
         goal_x=float(battle.attack_point[0]),
         goal_y=float(battle.attack_point[1]),
         max_radius=float(kinds["radius"].max()),
@@ -135,6 +141,17 @@ def make_rules(battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool
         shuffle=bool(shuffle),
         auto_reset=bool(auto_reset),
     )
+
+
+def walls_by_cell(walls: np.ndarray, width: int, height: int, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each cell of the map the walls within `reach` of it, so that units look only at those."""
+    near = []
+    for y in range(height):
+        for x in range(width):
+            gap_x = np.maximum(0.0, np.maximum(walls[:, 0] - (x + 1), x - walls[:, 2]))
+            gap_y = np.maximum(0.0, np.maximum(walls[:, 1] - (y + 1), y - walls[:, 3]))
+            near.append(np.flatnonzero(gap_x**2 + gap_y**2 <= reach**2))
+    return np.concatenate(near), np.cumsum([0] + [len(cell) for cell in near])
 
 
 def obs_size(rules: Rules) -> int:
@@ -254,6 +271,16 @@ def walk_towards(me, x, y, speed):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def chase(me, other, speed):
+    """As `walk_towards`, in single precision like the reference: crowded battles on fixed starts are chaotic enough
+    for the last bit to decide who wins."""
+    dx, dy = np.float32(other.x - me.x), np.float32(other.y - me.y)
+    distance = np.sqrt(dx * dx + dy * dy)
+    if distance > np.float32(0.0):
+        me.wish_x, me.wish_y = dx * np.float32(speed) / distance, dy * np.float32(speed) / distance
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def choose_wishes(rules, units, living):
     """2. and 3. Enemies pick targets; everybody's preferred velocity, and whom it attacks in this tick."""
     kinds = rules.kinds
@@ -283,14 +310,15 @@ def choose_wishes(rules, units, living):
             if can_hit(kinds, i, target) and is_in_attack_range(kinds, units, i, target):
                 me.firing = target
                 continue
-            goal_x, goal_y = units[target].x, units[target].y
-        walk_towards(me, goal_x, goal_y, speed)
+            chase(me, units[target], speed)
+        else:
+            walk_towards(me, goal_x, goal_y, speed)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def avoid_collisions(rules, units, living, lines, projected):
     """4. New velocities for all at once; who wants to stand is never pushed."""
-    kinds, walls = rules.kinds, rules.walls
+    kinds, walls, near_walls, near_starts = rules.kinds, rules.walls, rules.near_walls, rules.near_starts
     for i in living:
         me = units[i]
         me.next_vx, me.next_vy = me.wish_x, me.wish_y
@@ -299,8 +327,9 @@ def avoid_collisions(rules, units, living, lines, projected):
         x, y, vx, vy, radius, speed = me.x, me.y, me.vx, me.vy, kinds[i].radius, kinds[i].speed
         count = 0
         if not kinds[i].flies:
-            for k in range(walls.shape[0]):
-                count = avoid_wall(lines, count, walls[k], x, y, vx, vy, radius, radius + speed)
+            cell = int(y) * rules.walkable.shape[1] + int(x)
+            for k in range(near_starts[cell], near_starts[cell + 1]):
+                count = avoid_wall(lines, count, walls, near_walls[k], x, y, vx, vy, radius, radius + speed)
         num_walls = count
         reach = radius + rules.max_radius
         for j in living:
@@ -310,6 +339,7 @@ def avoid_collisions(rules, units, living, lines, projected):
                 continue
             if j == i or kinds[j].flies != kinds[i].flies:
                 continue
+            px, py = np.float64(np.float32(px)), np.float64(np.float32(py))
             share = 0.5 if other.wish_x != 0.0 or other.wish_y != 0.0 else 1.0
             count = avoid_unit(
                 lines, count, px, py, vx, vy, vx - other.vx, vy - other.vy,
@@ -323,7 +353,7 @@ def avoid_collisions(rules, units, living, lines, projected):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def move(kind, me, walkable):
-    """Half of 5. The new position; where avoidance found no way past a wall, the wall still holds.
+    """First of 5. The new position; where avoidance found no way past a wall, the wall still holds.
 
     Positions keep float32 precision as in the reference, so that equal distances tie in the same way.
     """
@@ -346,7 +376,7 @@ def move(kind, me, walkable):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def run_clocks(kind, me):
-    """Half of 5. Cooldown, shield timer and shield, energy, regeneration."""
+    """Second of 5. Cooldown, shield timer and shield, energy, regeneration."""
     me.cooldown = max(me.cooldown - TICK, 0.0)
     me.shield_wait = max(me.shield_wait - TICK, 0.0)
     if me.shield_wait == 0.0:
@@ -412,11 +442,9 @@ def is_under_beam(kind, units, i, target, j, radius):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def fire(rules, units, i):
-    """Half of 5. If attacking and ready, use the weapon; returns the team's points."""
+    """The rest of 5. A unit that attacks and is ready uses its weapon; returns the team's points."""
     kinds, me = rules.kinds, units[i]
     kind, j = kinds[i], me.firing
-    if j == NOBODY or me.cooldown > 0.0:
-        return 0.0
     me.cooldown = kind.cooldown
     me.shot = j
     if kind.weapon == SINGLE:
@@ -439,19 +467,21 @@ def fire(rules, units, i):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def act(rules, units, turns, streams, row):
+def act(rules, units, living, turns, streams, row):
     """5. In a freshly shuffled order, the living: move, run clocks, fire. Returns the team's points."""
+    kinds, walkable = rules.kinds, rules.walkable
     points = 0.0
-    if rules.shuffle:
-        for k in range(turns.shape[0] - 1, 0, -1):
-            other = below(streams, row, k + 1)
-            turns[k], turns[other] = turns[other], turns[k]
+    for k in range(living.shape[0]):
+        other = below(streams, row, k + 1) if rules.shuffle else k
+        turns[k] = turns[other]
+        turns[other] = living[k]
     for i in turns:
         me = units[i]
         if me.hp > 0.0:
-            move(rules.kinds[i], me, rules.walkable)
-            run_clocks(rules.kinds[i], me)
-            points += fire(rules, units, i)
+            move(kinds[i], me, walkable)
+            run_clocks(kinds[i], me)
+            if me.firing != NOBODY and me.cooldown == 0.0:
+                points += fire(rules, units, i)
     return points
 
 
@@ -474,8 +504,7 @@ def tick(rules, units, living, turns, lines, projected, streams, row):
     forget_targets(rules.kinds, units, living)
     choose_wishes(rules, units, living)
     avoid_collisions(rules, units, living, lines, projected)
-    turns[:] = living
-    return act(rules, units, turns, streams, row)
+    return act(rules, units, living, turns, streams, row)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -484,106 +513,128 @@ def tick(rules, units, living, turns, lines, projected, streams, row):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def may_move(walkable, me, action):
+    dx, dy = MOVES[action - NORTH]
+    return is_walkable(walkable, me.x + dx * MOVE_CHECK, me.y + dy * MOVE_CHECK)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def may_target(kinds, units, i, j):
+    """Enemies, for healers allies that are no healers; alive and near enough, whatever the unit's own range."""
+    heals = kinds[i].weapon == HEAL
+    fits = heals == kinds[j].ally and not (heals and kinds[j].weapon == HEAL)
+    return fits and units[j].hp > 0.0 and is_within(units, i, j, TARGET_RANGE)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def targets_of(rules, i):
+    """The units that actions FIRST_TARGET, FIRST_TARGET + 1, ... of unit i aim at."""
+    return rules.allies if rules.kinds[i].weapon == HEAL else rules.enemies
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def is_legal(rules, units, i, action):
     """Whether the agent with unit index i may do `action`."""
-    me = units[i]
-    if me.hp <= 0.0:
+    if units[i].hp <= 0.0:
         return action == NO_OP
-    if action == STOP:
-        return True
-    if NORTH <= action <= WEST:
-        dx, dy = MOVES[action - NORTH]
-        return is_walkable(rules.walkable, me.x + dx * MOVE_CHECK, me.y + dy * MOVE_CHECK)
     if action < FIRST_TARGET:
-        return False
-    j = target_of(rules, i, action)
-    return j != NOBODY and units[j].hp > 0.0 and is_within(units, i, j, TARGET_RANGE)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def target_of(rules, i, action):
-    """The unit that `action` of unit i aims at: an enemy, for healers an ally that is no healer. NOBODY if none."""
-    heals = rules.kinds[i].weapon == HEAL
-    side = rules.allies if heals else rules.enemies
+        return action == STOP or (action >= NORTH and may_move(rules.walkable, units[i], action))
+    targets = targets_of(rules, i)
     slot = action - FIRST_TARGET
-    if slot >= side.shape[0] or (heals and rules.kinds[side[slot]].weapon == HEAL):
-        return NOBODY
-    return side[slot]
+    return slot < targets.shape[0] and may_target(rules.kinds, units, i, targets[slot])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def see(rules, units, i, j, out, shields):
-    """Distance, offset, hp, shield and type of unit j as unit i sees them, if it does; returns whether."""
-    dx, dy = units[j].x - units[i].x, units[j].y - units[i].y
-    distance = np.sqrt(dx * dx + dy * dy)
-    if units[j].hp <= 0.0 or distance > SIGHT:
-        return False
-    out[1], out[2], out[3] = distance / SIGHT, dx / SIGHT, dy / SIGHT
-    describe(rules, units, j, out[4:], shields, 0)
-    return True
+def find_legal(rules, units, legal):
+    """legal (N, A), by the same rules as `is_legal`."""
+    kinds, walkable = rules.kinds, rules.walkable
+    for a in range(rules.allies.shape[0]):
+        i = rules.allies[a]
+        for action in range(rules.num_actions):
+            legal[a, action] = False
+        if units[i].hp <= 0.0:
+            legal[a, NO_OP] = True
+            continue
+        legal[a, STOP] = True
+        for action in range(NORTH, FIRST_TARGET):
+            legal[a, action] = may_move(walkable, units[i], action)
+        targets = targets_of(rules, i)
+        for slot in range(min(targets.shape[0], rules.num_actions - FIRST_TARGET)):
+            legal[a, FIRST_TARGET + slot] = may_target(kinds, units, i, targets[slot])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def describe(rules, units, j, out, shields, gap):
-    """hp, then after `gap` other features the shield if this side has shields, then the type."""
-    kind = rules.kinds[j]
-    out[0] = units[j].hp / kind.max_hp
+def describe(kind, me, out, row, hp, rest, shields, num_types):
+    """Write hp at out[row, hp], and from out[row, rest] on the shield, if this side has shields, and the type."""
+    out[row, hp] = me.hp / kind.max_hp
     if shields and kind.max_shield > 0.0:
-        out[1 + gap] = units[j].shield / kind.max_shield
-    if rules.num_types:
-        out[1 + gap + shields + kind.type_id] = 1.0
+        out[row, rest] = me.shield / kind.max_shield
+    if num_types:
+        out[row, rest + shields + kind.type_id] = 1.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def see(kind, me, other, out, row, base, flag, shields, num_types):
+    """What unit `me` sees of another: flag, distance, offset, hp, shield, type; nothing of the dead and the far."""
+    dx, dy = other.x - me.x, other.y - me.y
+    distance_sq = dx * dx + dy * dy
+    if other.hp > 0.0 and distance_sq <= SIGHT * SIGHT:
+        out[row, base], out[row, base + 1] = flag, np.sqrt(distance_sq) / SIGHT
+        out[row, base + 2], out[row, base + 3] = dx / SIGHT, dy / SIGHT
+        describe(kind, other, out, row, base + 4, base + 5, shields, num_types)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def observe(rules, units, legal, obs):
-    """legal (N, A) and obs (N, obs): moves | enemies | other allies | own; zeros for the dead and the unseen."""
-    allies, enemies = rules.allies, rules.enemies
-    ally_size, enemy_size = 5 + rules.ally_shields + rules.num_types, 5 + rules.enemy_shields + rules.num_types
-    obs[:] = 0.0
+    """obs (N, obs): legal moves | enemies | other allies | own; zeros for the dead and the unseen."""
+    kinds, allies, enemies, num_types = rules.kinds, rules.allies, rules.enemies, rules.num_types
+    ally_shields, enemy_shields = rules.ally_shields, rules.enemy_shields
     for a in range(allies.shape[0]):
         i = allies[a]
-        for action in range(rules.num_actions):
-            legal[a, action] = is_legal(rules, units, i, action)
-        if units[i].hp <= 0.0:
+        me = units[i]
+        for k in range(obs.shape[1]):
+            obs[a, k] = 0.0
+        if me.hp <= 0.0:
             continue
         for k in range(4):
             obs[a, k] = legal[a, NORTH + k]
         base = 4
         for e in range(enemies.shape[0]):
-            if see(rules, units, i, enemies[e], obs[a, base:], rules.enemy_shields):
-                obs[a, base] = legal[a, FIRST_TARGET + e]
-            base += enemy_size
+            j = enemies[e]
+            see(kinds[j], me, units[j], obs, a, base, legal[a, FIRST_TARGET + e], enemy_shields, num_types)
+            base += 5 + enemy_shields + num_types
         for j in allies:
             if j != i:
-                if see(rules, units, i, j, obs[a, base:], rules.ally_shields):
-                    obs[a, base] = 1.0
-                base += ally_size
-        describe(rules, units, i, obs[a, base:], rules.ally_shields, 0)
+                see(kinds[j], me, units[j], obs, a, base, True, ally_shields, num_types)
+                base += 5 + ally_shields + num_types
+        describe(kinds[i], me, obs, a, base, base + 1, ally_shields, num_types)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def write_state(rules, units, last_actions, state):
-    """state (S,): allies | enemies | last actions one-hot (none before the first step: -1)."""
-    allies, enemies = rules.allies, rules.enemies
+def write_state(rules, units, last_actions, states, row):
+    """states[row] (S,): allies | enemies | last actions one-hot (none before the first step: -1)."""
+    kinds, num_types = rules.kinds, rules.num_types
     height, width = rules.walkable.shape
-    state[:] = 0.0
+    for k in range(states.shape[1]):
+        states[row, k] = 0.0
     base = 0
-    for i in allies:
-        kind, me = rules.kinds[i], units[i]
+    for i in rules.allies:
+        kind, me = kinds[i], units[i]
         if me.hp > 0.0:
-            describe(rules, units, i, state[base:], rules.ally_shields, 3)
-            state[base + 1] = me.energy / kind.max_energy if kind.weapon == HEAL else me.cooldown / kind.cooldown
-            state[base + 2], state[base + 3] = (me.x - width / 2) / width, (me.y - height / 2) / height
-        base += 4 + rules.ally_shields + rules.num_types
-    for i in enemies:
+            describe(kind, me, states, row, base, base + 4, rules.ally_shields, num_types)
+            clock = me.energy / kind.max_energy if kind.weapon == HEAL else me.cooldown / kind.cooldown
+            states[row, base + 1] = clock
+            states[row, base + 2], states[row, base + 3] = (me.x - width / 2) / width, (me.y - height / 2) / height
+        base += 4 + rules.ally_shields + num_types
+    for i in rules.enemies:
         me = units[i]
         if me.hp > 0.0:
-            describe(rules, units, i, state[base:], rules.enemy_shields, 2)
-            state[base + 1], state[base + 2] = (me.x - width / 2) / width, (me.y - height / 2) / height
-        base += 3 + rules.enemy_shields + rules.num_types
-    for a in range(allies.shape[0]):
+            describe(kinds[i], me, states, row, base, base + 3, rules.enemy_shields, num_types)
+            states[row, base + 1], states[row, base + 2] = (me.x - width / 2) / width, (me.y - height / 2) / height
+        base += 3 + rules.enemy_shields + num_types
+    for a in range(last_actions.shape[0]):
         if last_actions[a] >= 0:
-            state[base + last_actions[a]] = 1.0
+            states[row, base + last_actions[a]] = 1.0
         base += rules.num_actions
 
 
@@ -629,7 +680,8 @@ def start_battle(rules, units, last_actions, streams, row):
         me.target, me.previous_target, me.order_target, me.firing, me.shot = NOBODY, NOBODY, NOBODY, NOBODY, NOBODY
         me.order = STOP if kind.ally else ATTACK_MOVE
         me.goal_x, me.goal_y = rules.goal_x, rules.goal_y
-    last_actions[:] = -1
+    for a in range(last_actions.shape[0]):
+        last_actions[a] = -1
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -645,7 +697,7 @@ def give_orders(rules, units, actions, last_actions):
         last_actions[a] = action
         me.order, me.order_target = min(action, FIRST_TARGET), NOBODY
         if action >= FIRST_TARGET:
-            me.order_target = target_of(rules, i, action)
+            me.order_target = targets_of(rules, i)[action - FIRST_TARGET]
         elif action >= NORTH:
             dx, dy = MOVES[action - NORTH]
             me.goal_x, me.goal_y = me.x + dx * MOVE_AHEAD, me.y + dy * MOVE_AHEAD
@@ -716,8 +768,9 @@ def look_rows(rules, battles, first, last):
     """Bring observation, state, legal actions and alive flags of rows first..last-1 up to date."""
     for b in range(first, last):
         units = battles.units[b]
+        find_legal(rules, units, battles.legal[b])
         observe(rules, units, battles.legal[b], battles.obs[b])
-        write_state(rules, units, battles.last_actions[b], battles.state[b])
+        write_state(rules, units, battles.last_actions[b], battles.state, b)
         for a in range(rules.allies.shape[0]):
             battles.alive[b, a] = units[rules.allies[a]].hp > 0.0
 
@@ -733,15 +786,23 @@ def reset_rows(rules, battles, first, last):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def record_tick(units, out):
-    """One row of RECORDED per unit; nan for the dead."""
+    """One row of RECORDED per unit; the dead lie where they fell, with hp 0."""
     for i in range(units.shape[0]):
         me = units[i]
-        if me.hp <= 0.0:
-            out[i] = np.nan
-        else:
-            out[i, 0], out[i, 1], out[i, 2], out[i, 3] = me.x, me.y, me.hp, me.shield
-            out[i, 4], out[i, 5], out[i, 6] = me.cooldown, me.energy, me.target
-        out[i, 7] = me.shot
+        out[i, 0], out[i, 1], out[i, 2], out[i, 3] = me.x, me.y, me.hp, me.shield
+        out[i, 4], out[i, 5], out[i, 6], out[i, 7] = me.cooldown, me.energy, me.target, me.shot
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def keep_final(battles, b):
+    """Keep how the episode of row b ended, before a new one begins."""
+    battles.final_lengths[b] = battles.t[b]
+    for k in range(battles.state.shape[1]):
+        battles.final_state[b, k] = battles.state[b, k]
+    for a in range(battles.obs.shape[1]):
+        battles.final_returns[b, a] = battles.returns[b]
+        for k in range(battles.obs.shape[2]):
+            battles.final_obs[b, a, k] = battles.obs[b, a, k]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -764,12 +825,12 @@ def step_rows(rules, battles, actions, first, last):
         out_of_time = battles.t[b] >= rules.limit and not decided
         reward = (points + WIN_BONUS * won) * rules.reward_scale
         battles.returns[b] += reward
-        battles.reward[b], battles.terminated[b], battles.truncated[b] = reward, decided, out_of_time
         battles.won[b], battles.done[b] = won, decided or out_of_time
+        for a in range(actions.shape[1]):
+            battles.reward[b, a], battles.terminated[b, a], battles.truncated[b, a] = reward, decided, out_of_time
         look_rows(rules, battles, b, b + 1)
         if battles.done[b]:
-            battles.final_obs[b], battles.final_state[b] = battles.obs[b], battles.state[b]
-            battles.final_returns[b], battles.final_lengths[b] = battles.returns[b], battles.t[b]
+            keep_final(battles, b)
         if battles.done[b] and rules.auto_reset:
             start_battle(rules, units, battles.last_actions[b], battles.streams, b)
             battles.t[b], battles.returns[b] = 0, 0.0

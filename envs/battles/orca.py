@@ -76,16 +76,16 @@ def avoid_unit(lines, count, px, py, vx, vy, relative_vx, relative_vy, combined_
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def corner_of(wall, k):
-    """Corner k of a rectangle, and the direction of the edge that starts there."""
+def corner_of(walls, w, k):
+    """Corner k of rectangle w, and the direction of the edge that starts there."""
     k %= 4
     if k == 0:
-        return wall[0], wall[1], 1.0, 0.0
+        return walls[w, 0], walls[w, 1], 1.0, 0.0
     if k == 1:
-        return wall[2], wall[1], 0.0, 1.0
+        return walls[w, 2], walls[w, 1], 0.0, 1.0
     if k == 2:
-        return wall[2], wall[3], -1.0, 0.0
-    return wall[0], wall[3], 0.0, -1.0
+        return walls[w, 2], walls[w, 3], -1.0, 0.0
+    return walls[w, 0], walls[w, 3], 0.0, -1.0
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -114,10 +114,10 @@ def add_shifted(lines, count, px, py, dx, dy, radius):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def avoid_wall_edge(lines, count, wall, k, x, y, vx, vy, radius):
-    """Add the half plane of edge k of a rectangle, if it forbids anything new; returns the new count."""
-    ax, ay, adx, ady = corner_of(wall, k)
-    bx, by, bdx, bdy = corner_of(wall, k + 1)
+def avoid_wall_edge(lines, count, walls, w, k, x, y, vx, vy, radius):
+    """Add the half plane of edge k of rectangle w, if it forbids anything new; returns the new count."""
+    ax, ay, adx, ady = corner_of(walls, w, k)
+    bx, by, bdx, bdy = corner_of(walls, w, k + 1)
     edge_x, edge_y = bx - ax, by - ay
     if (ax - x) * edge_y - (ay - y) * edge_x >= 0.0:
         return count  # the unit is not on the outer side of this edge
@@ -150,7 +150,7 @@ def avoid_wall_edge(lines, count, wall, k, x, y, vx, vy, radius):
     leg_a, leg_b = np.sqrt(a_sq - radius_sq), np.sqrt(b_sq - radius_sq)
     left_x, left_y = (ax * leg_a - ay * radius) / a_sq, (ax * radius + ay * leg_a) / a_sq
     right_x, right_y = (bx * leg_b + by * radius) / b_sq, (by * leg_b - bx * radius) / b_sq
-    _, _, before_x, before_y = corner_of(wall, k + 3)
+    _, _, before_x, before_y = corner_of(walls, w, k + 3)
     left_foreign = left_y * before_x - left_x * before_y >= 0.0  # a neighbouring edge hides that leg
     if left_foreign:
         left_x, left_y = -before_x, -before_y
@@ -185,14 +185,14 @@ def avoid_wall_edge(lines, count, wall, k, x, y, vx, vy, radius):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def avoid_wall(lines, count, wall, x, y, vx, vy, radius, reach):
-    """Add the half planes of one rectangle if it is within `reach`; returns the new count."""
-    gap_x = max(0.0, wall[0] - x, x - wall[2])
-    gap_y = max(0.0, wall[1] - y, y - wall[3])
+def avoid_wall(lines, count, walls, w, x, y, vx, vy, radius, reach):
+    """Add the half planes of rectangle w if it is within `reach`; returns the new count."""
+    gap_x = max(0.0, walls[w, 0] - x, x - walls[w, 2])
+    gap_y = max(0.0, walls[w, 1] - y, y - walls[w, 3])
     if gap_x * gap_x + gap_y * gap_y > reach * reach:
         return count
     for k in range(4):
-        count = avoid_wall_edge(lines, count, wall, k, x, y, vx, vy, radius)
+        count = avoid_wall_edge(lines, count, walls, w, k, x, y, vx, vy, radius)
     return count
 
 
@@ -264,8 +264,9 @@ def least_intrusion(lines, num_walls, count, first, speed, vx, vy, projected):
         if dx * (py - vy) - dy * (px - vx) <= depth:
             continue
         # borders of equal depth between half plane i and each earlier one
-        projected[:num_walls] = lines[:num_walls]
-        num = num_walls
+        num = 0
+        for j in range(num_walls):
+            num = add_line(projected, num, lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3])
         for j in range(num_walls, i):
             ox, oy, odx, ody = lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3]
             across = dx * ody - dy * odx

@@ -10,7 +10,7 @@ nearest  the nearest legal target; none: walk towards the mean of the living ene
 hold     the nearest legal target; none: stop
 focus    the legal target with the least hp and shield left (equal: the first), so that all shoot at one; none: as nearest
 
-A healer's targets are allies: `focus` heals the one that has lost the most.
+A healer of these teams heals the ally in reach that has the smallest part of its hp left, and stops if there is none.
 """
 
 from __future__ import annotations
@@ -86,8 +86,10 @@ def pick_target(layout, state, legal, agent, weakest):
             continue
         other = action - FIRST_TARGET + (0 if layout.healer[agent] else layout.num_allies)
         other_x, other_y, hp, shield = read_unit(layout, state, other)
-        if weakest:
-            score = hp - layout.max_hp[other] if layout.healer[agent] else hp + shield
+        if layout.healer[agent]:
+            score = hp / layout.max_hp[other]
+        elif weakest:
+            score = hp + shield
         else:
             score = (other_x - x) ** 2 + (other_y - y) ** 2
         if best == NO_OP or score < best_score:
@@ -130,7 +132,8 @@ def act_rows(layout, team, states, legals, actions, streams):
             else:
                 action = pick_target(layout, states[b], legal, agent, team == FOCUS)
                 if action == NO_OP:
-                    action = STOP if team == HOLD else walk_to_enemies(layout, states[b], legal, agent)
+                    stays = team == HOLD or layout.healer[agent]
+                    action = STOP if stays else walk_to_enemies(layout, states[b], legal, agent)
                 actions[b, agent] = action
 
 

@@ -1,0 +1,273 @@
+"""Watch rule-based players, or play yourself in the terminal.
+
+    python -m envs.play --env-id msh-4h1s-4x4 --roles ns,ns,nh,random --episodes 3 --gif hunt.gif
+    python -m envs.play --env-id msd-4x4 --roles human,nd,nd,fix
+    python -m envs.play --env-id msh-4h1s-8x8 --set max_block_comp=3 --set num_stags=2 --episodes 1000 --quiet
+    python -m envs.play --env-id smac-3m --policy nearest --gif battle.gif
+
+Episode k is the k-th of row 0 of envs.make(env_id, seed=seed).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+import envs
+from envs.errors import ConfigError
+from envs.grid import FIRST_INTERACTION, STAY, GridGame, T
+from envs.players import RulePlayers, names
+from envs.render import View, ansi, legend, picture, write_gif
+from envs.rng import make_streams
+
+HUMAN = "human"
+KEYS = {"w": "UP", "a": "LEFT", "s": "DOWN", "d": "RIGHT", " ": "STAY"}
+HUNT_KEY, QUIT_KEY = "h", "q"
+
+
+@dataclass
+class Args:
+    env_id: str = "msh-4h1s-4x4"
+    """the game; a wrong id lists the valid ones"""
+    roles: str = ""
+    """one role per seat, separated by commas: human or a rule-based player (empty: a mix that suits the game)"""
+    policy: str = "nearest"
+    """the rule-based team of a battle (smac ids); the grid games use roles instead"""
+    episodes: int = 3
+    """how many episodes to play"""
+    seed: int = 1
+    """of the start positions and of the players' random choices"""
+    gif: str | None = None
+    """file to write the episodes to, as an animation"""
+    fps: float | None = None
+    """steps per second in the GIF (default: 2.5 for grid games, 16 for battles)"""
+    quiet: bool = False
+    """print the results only, no boards"""
+    set: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """a setting of the game as name=value, such as max_block_comp=2; may be given several times"""
+
+
+class Quit(Exception):
+    """A person wants to stop."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# reading what was asked for
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def parse_args(command_line: list[str]) -> Args:
+    """tyro's Args; what tyro would say in a box becomes one line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(Args, args=command_line, prog="python -m envs.play", description=__doc__)
+    except SystemExit as end:
+        if end.code == 0:  # --help
+            raise
+        text = re.sub(r"[\u2500-\u257f]+|-{3,}|\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", box.getvalue()))
+        raise ConfigError(re.sub(r"\s+", " ", text).strip()) from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """"max_block_comp=2" -> ("max_block_comp", 2); values are Python literals, true, false, none, or words."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise ConfigError(f"--set needs name=value, not '{text}'")
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return name, words[value.lower()]
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def default_roles(game: GridGame) -> list[str]:
+    """Half of the seats to the game's first seeker, then its other seekers and `random` in turn."""
+    first, *others = game.seekers or ("random",)
+    half = (game.num_players + 1) // 2
+    rest = [*others, "random"]
+    return [first] * half + [rest[k % len(rest)] for k in range(game.num_players - half)]
+
+
+def parse_roles(game: GridGame, text: str) -> list[str]:
+    roles = [role.strip() for role in text.split(",")] if text else default_roles(game)
+    known = (HUMAN, *names(game))
+    for role in roles:
+        if role not in known:
+            raise ConfigError(f"unknown role '{role}'; the roles of {game.env_id} are {', '.join(known)}")
+    if len(roles) != game.num_players:
+        raise ConfigError(f"{game.env_id} has {game.num_players} players, not the {len(roles)} of '{','.join(roles)}'")
+    return roles
+
+
+def check(args: Args) -> None:
+    if args.episodes < 1:
+        raise ConfigError(f"--episodes must be at least 1, not {args.episodes}")
+    if args.seed < 0:
+        raise ConfigError(f"--seed must be at least 0, not {args.seed}")
+    if args.fps is not None and not args.fps > 0:
+        raise ConfigError(f"--fps must be above 0, not {args.fps}")
+    if args.gif is not None:
+        path = Path(args.gif)
+        if path.suffix.lower() != ".gif":
+            raise ConfigError(f"--gif must be a file name ending in .gif, not '{args.gif}'")
+        if not path.parent.is_dir():
+            raise ConfigError(f"--gif cannot be written: there is no folder '{path.parent}'")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# a person at the keyboard
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def understand(text: str, action_names: tuple[str, ...], legal: np.ndarray) -> int | str:
+    """The action that a typed line means, or a sentence about why it means none."""
+    word = " " if text.isspace() else text.strip().lower()
+    allowed = [action_names[a] for a in np.flatnonzero(legal)]
+    if word == HUNT_KEY:
+        here = np.flatnonzero(legal[FIRST_INTERACTION:])
+        return FIRST_INTERACTION + int(here[0]) if len(here) else "there is nothing to take on your cell"
+    wanted = KEYS.get(word, word.upper())
+    if wanted.isdigit() and int(wanted) < len(action_names):
+        wanted = action_names[int(wanted)]
+    if wanted not in action_names:
+        return f"'{text.strip()}' is no action; legal are {', '.join(allowed)}"
+    if wanted not in allowed:
+        return f"{wanted} is illegal here; legal are {', '.join(allowed)}"
+    return action_names.index(wanted)
+
+
+def ask(player: int, action_names: tuple[str, ...], legal: np.ndarray) -> int:
+    """Ask the person in a seat until the answer is a legal action."""
+    keys = {action: key for key, action in KEYS.items()}
+    offers = [
+        f"{'space' if keys.get(action_names[a]) == ' ' else keys.get(action_names[a], HUNT_KEY)} {action_names[a]}"
+        for a in np.flatnonzero(legal)
+    ]
+    while True:
+        try:
+            text = input(f"player {player + 1}, your action ({', '.join(offers)}, {QUIT_KEY} quits): ")
+        except EOFError:
+            print()
+            raise Quit from None
+        if not sys.stdin.isatty():
+            print(text)  # what was piped in, where a terminal would show what was typed
+        if text.strip().lower() == QUIT_KEY:
+            raise Quit
+        answer = understand(text, action_names, legal)
+        if isinstance(answer, int):
+            return answer
+        print(answer)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# playing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def play_grid(args: Args, game: GridGame, roles: list[str]) -> None:
+    """Play the episodes, print them and the means, and write the GIF."""
+    num_players, num_kinds = game.num_players, len(game.kinds)
+    humans = [i for i, role in enumerate(roles) if role == HUMAN]
+    players = RulePlayers(game, [None if role == HUMAN else role for role in roles], 1, args.seed)
+    streams = make_streams(args.seed, 1)
+    colour = sys.stdout.isatty()
+    frames: list[np.ndarray] = []
+    ends: list[int] = []  # numbers of the frames that end an episode
+    all_returns: list[np.ndarray] = []  # (N,) of each episode
+    all_took: list[np.ndarray] = []  # (N, kinds) of each episode
+
+    def show(view: View) -> None:
+        if not args.quiet or humans:
+            print(ansi(view, colour), end="\n\n")
+        if args.gif is not None:
+            frames.append(picture(view))
+
+    if not args.quiet or humans:
+        print(f"{legend(game)}\n")
+    states = np.empty((1, game.state_size), np.int16)
+    actions = np.full((1, num_players), STAY, np.int64)
+    try:
+        for episode in range(1, args.episodes + 1):
+            game.start(states, streams, game.config.start_window, game.config.start_window_prob)
+            returns, took = np.zeros(num_players), np.zeros((num_players, num_kinds), np.int64)
+            view = View.of(game, states[0], returns, np.zeros(num_players, np.int8), labels=roles)
+            show(view)
+            while not view.ending:
+                legal = game.legal(states)
+                players.act(game.observe(states), legal, states[:, T].astype(np.int32), actions)
+                for i in humans:
+                    actions[0, i] = ask(i, game.action_names, legal[0, i]) if game.alive(states)[0, i] else STAY
+                before = states[0].copy()
+                out = game.simulate(states, actions)
+                states, taken = out.states, out.taken[0]
+                returns += out.reward[0]
+                took += taken[:, None] == np.arange(1, 1 + num_kinds)
+                view = View.of(game, states[0], returns, taken, out.reward[0], before, took, roles)
+                show(view)
+            ends.append(len(frames) - 1)
+            all_returns.append(returns)
+            all_took.append(took)
+            each = " ".join(f"{total:.2f}" for total in returns)
+            print(f"episode {episode}: {view.t} steps, {view.ending}; returns {each}; mean {returns.mean():.3f}")
+    except Quit:
+        print(f"stopped after {len(all_returns)} whole episodes")
+    if all_returns:
+        print_means(game, roles, np.array(all_returns), np.array(all_took))
+    if frames:
+        write_gif(args.gif, frames, args.fps or 2.5, [end for end in ends if end >= 0])
+        print(f"wrote {args.gif} ({len(frames)} frames)")
+
+
+def print_means(game: GridGame, roles: list[str], returns: np.ndarray, took: np.ndarray) -> None:
+    """returns (E, N) and took (E, N, kinds) -> a table of means over episodes."""
+    print(f"\nmeans of {len(returns)} episodes of {game.env_id}")
+    print(f"{'seat':<10} {'role':<8} {'return':>8}" + "".join(f" {kind + 's':>8}" for kind in game.kinds))
+    for i, role in enumerate(roles):
+        counts = "".join(f" {count:8.3f}" for count in took[:, i].mean(axis=0))
+        print(f"{f'player {i + 1}':<10} {role:<8} {returns[:, i].mean():8.3f}{counts}")
+    counts = "".join(f" {count:8.3f}" for count in took.mean(axis=(0, 1)))
+    print(f"{'mean':<10} {'':<8} {returns.mean():8.3f}{counts}")
+
+
+def run(command_line: list[str]) -> None:
+    args = parse_args(command_line)
+    check(args)
+    overrides = dict(parse_override(text) for text in args.set)
+    if args.env_id.startswith(envs.BATTLES):
+        if args.roles:
+            raise ConfigError("--roles are for the grid games; a battle takes --policy")
+        from envs import battles
+
+        battles.play(args.env_id, args.policy, args.episodes, args.seed, args.gif, args.fps or 16, **overrides)
+        return
+    if args.env_id not in GridGame.registry:
+        raise ConfigError(f"unknown env id '{args.env_id}'; valid ids are {', '.join(envs.ids())}")
+    game = envs.game(args.env_id, **overrides)
+    play_grid(args, game, parse_roles(game, args.roles))
+
+
+def main() -> None:
+    try:
+        run(sys.argv[1:])
+    except (ConfigError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Who plays which seat: rule-based players, and checkpoints of any training script of this project.
+
+A role is the name of a rule-based player, or a path to a run folder or one of its checkpoints; `PATH@2` picks the
+second learner of a run that trained several (default: the learner of the same seat, else the first). The convention
+that lets any script play any other's checkpoint (docs/checkpoints.md):
+
+- a checkpoint is a folder with weights.safetensors and a spec.json that names its `script`, `env_id`, `obs_shape`
+  and `num_actions`;
+- that script has `load_policy(checkpoint, spec, env, seat, learner, seed, greedy)`, which returns an object with
+  `act(env) -> (B,) actions` of its seat, and, if it remembers or draws anything, `watch(env, actions, info)`, called
+  after each step, and `get_state()` / `set_state()` as dicts of arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.errors import ConfigError
+from envs.grid import STAY
+from envs.players import RulePlayers, names
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def parse_roles(text: str, num_players: int, default: str) -> list[str]:
+    """Comma-separated roles, one per player; empty means `default` for everybody."""
+    roles = [role.strip() for role in text.split(",")] if text else [default] * num_players
+    if len(roles) != num_players:
+        raise ConfigError(f"roles must name all {num_players} players, but '{text}' names {len(roles)}")
+    return roles
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The checkpoint folder behind a path: itself, or the best (else the last) one of a run folder."""
+    path = Path(path)
+    for folder in (path, path / "checkpoints" / "best", path / "checkpoints" / "last"):
+        if (folder / "spec.json").is_file():
+            return folder
+    raise ConfigError(f"'{path}' is no checkpoint: there is no spec.json in it or in its checkpoints/best or last")
+
+
+def read_spec(checkpoint: Path, env: Any) -> dict[str, Any]:
+    """The spec of a checkpoint, once it is sure to fit the env."""
+    try:
+        spec = json.loads((checkpoint / "spec.json").read_text())
+        trained = {name: spec[name] for name in ("script", "env_id", "obs_shape", "num_actions")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"the spec.json of checkpoint '{checkpoint}' cannot be used: {error}") from error
+    here = {"obs_shape": list(env.spec.obs_shape), "num_actions": env.spec.num_actions}
+    for name, value in here.items():
+        if trained[name] != value:
+            raise ConfigError(
+                f"checkpoint '{checkpoint}' was trained on {trained['env_id']} with {name} {trained[name]},"
+                f" this run uses {env.spec.env_id} with {value}"
+            )
+    return spec
+
+
+def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False) -> Any:
+    """The policy behind a checkpoint, ready for one seat of `env`, made by the script that trained it."""
+    folder, _, learner = path.partition("@")
+    if learner and not learner.isdigit():
+        raise ConfigError(f"'{path}' must end in the number of a learner after '@'")
+    checkpoint = find_checkpoint(folder)
+    spec = read_spec(checkpoint, env)
+    script = PROJECT / Path(str(spec["script"])).name
+    if not script.is_file():
+        raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{spec['script']}', which is not in this project")
+    found = spec_from_file_location(script.stem, script)
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    if not hasattr(module, "load_policy"):
+        raise ConfigError(f"{script.name} has no load_policy, so its checkpoint '{checkpoint}' cannot play")
+    return module.load_policy(checkpoint, spec, env, seat, int(learner) if learner else None, seed, greedy)
+
+
+class Seats:
+    """The players of all seats whose role is not `own` (the calling script's learners)."""
+
+    def __init__(self, env: Any, roles: list[str], own: str | None, seed: int, greedy: bool = False):
+        self.env = env
+        known = names(env.game)
+        self.rules = RulePlayers(env.game, [role if role in known else None for role in roles], env.num_envs, seed)
+        self.policies: dict[int, Any] = {}
+        for seat, role in enumerate(roles):
+            if role != own and role not in known:
+                if not Path(role.partition("@")[0]).exists():
+                    valid = ", ".join((own, *known) if own else known)
+                    raise ConfigError(f"unknown role '{role}'; valid are {valid}, or the path of a run folder")
+                self.policies[seat] = load_policy(role, env, seat, seed + seat, greedy)
+
+    def act(self, actions: np.ndarray | None = None) -> np.ndarray:
+        """Fill these seats' columns of `actions` (B, N)."""
+        if actions is None:
+            actions = np.full((self.env.num_envs, self.env.spec.num_players), STAY, np.int64)
+        self.rules.act(self.env.obs, self.env.legal, self.env.t, actions)
+        for seat, policy in self.policies.items():
+            actions[:, seat] = policy.act(self.env)
+        return actions
+
+    def watch(self, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        """Tell policies with a memory what happened in a step."""
+        for policy in self.policies.values():
+            if hasattr(policy, "watch"):
+                policy.watch(self.env, actions, info)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        saved = {f"rules.{name}": array for name, array in self.rules.get_state().items()}
+        for seat, policy in self.policies.items():
+            if hasattr(policy, "get_state"):
+                saved |= {f"policy{seat}.{name}": array for name, array in policy.get_state().items()}
+        return saved
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        def part(prefix: str) -> dict[str, np.ndarray]:
+            return {name.removeprefix(prefix): array for name, array in saved.items() if name.startswith(prefix)}
+
+        self.rules.set_state(part("rules."))
+        for seat, policy in self.policies.items():
+            if hasattr(policy, "set_state"):
+                policy.set_state(part(f"policy{seat}."))

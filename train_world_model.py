@@ -1,0 +1,789 @@
+"""A world model for the grid games: what happens next, who gets what, and does the episode end?
+
+(own-first observation, joint action ordered like the planes, t) -> for each player a categorical over its own cell, the
+four cells beside it and "gone"; for each item present or not; each player's reward as a categorical over the finite set
+of values; the end of the episode. What the rules exclude gets probability 0 by construction: nobody moves two cells,
+enters a block, comes back, or vanishes where there is nothing to take; items never appear. All players share the same
+weights and everybody's fate is read from the cells around it, so the model is exactly blind to who has which index.
+
+    python train_world_model.py                            # msh-4h1s-4x4, 50 k transitions, about a minute on one core
+    python train_world_model.py --env-id msd-4x4
+    python train_world_model.py --policy runs/.../checkpoints/best     # adds a trained policy's own play to the data
+    python train_world_model.py --planes                   # the older model, each plane by itself, for comparison
+
+`rollout` imagines: legal actions come from the imagined board, ends are respected, who left stays gone. The checkpoint
+goes to vae_ckpts/world_model__<unix time>/; test_obs_reward_model.py judges and draws it. See docs/offline_models.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from tqdm import tqdm
+
+import envs
+from envs import ConfigError
+from envs.grid import BLOCK, FIRST_INTERACTION, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
+from envs.players import RulePlayers
+from pretrain_vae import check_game, fresh_folder, game_part, load_weights, mlp, read_spec, save_checkpoint
+
+NUM_ENVS = 256  # played at a time while data is made
+HERE, LEFT_BOARD = 4, 5  # outcomes of a player: moved 0 UP, 1 DOWN, 2 LEFT, 3 RIGHT; stands still; is gone
+IMPOSSIBLE = -1e9  # logit of what the rules exclude
+MAX_REWARD_VALUES = 512
+
+Policy = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # obs (B, N, H, W, C), legal (B, N, A), t (B,) -> (B, N)
+
+
+@dataclass
+class Args:
+    # run
+    seed: int = 1
+    """one seed, split into generators for envs, players, noise, the split, the network and its batches"""
+    out_dir: str = "vae_ckpts"
+    """the checkpoint goes to <out-dir>/world_model__<unix time>/"""
+    data: str = ""
+    """an .npz of an earlier run to train on; empty: play anew and save it under <out-dir>/data/"""
+    torch_threads: int = 1
+    """threads of torch; more is slower whenever anything else runs"""
+
+    # env
+    env_id: str = "msh-4h1s-4x4"
+    """a grid game"""
+    lineups: tuple[str, ...] = ()
+    """who plays: each a comma list of roles, one per seat or one for all; equal shares of the transitions;
+    empty: `random`, `mix` and each seeker of the game alone"""
+    policy: str = ""
+    """a checkpoint of a trained policy, whose play gets a share like a line-up's; empty: none"""
+    noise: float = 0.1
+    """how often a player of a line-up does a random legal action instead of its own"""
+    num_transitions: int = 50_000
+    """steps of the game to collect (each shows what happened to all players)"""
+    val_share: float = 0.1
+    """share of the episodes held out"""
+
+    # algorithm
+    planes: bool = False
+    """the older model: each plane predicted by itself with squared error (may predict the impossible)"""
+    channel_weights: tuple[float, ...] = ()
+    """weight of each plane in the loss, own plane first (a known variant: 2 2 2 2 1 1 1); empty: all 1"""
+    hidden: int = 128
+    """width of all layers"""
+    epochs: int = 10
+    """passes over the training transitions"""
+    batch_size: int = 256
+    """transitions per update"""
+    learning_rate: float = 2e-3
+    """of Adam, annealed to 0 along a cosine"""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# networks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What a structured model says of one step, in the order in which the players were given."""
+
+    moves: torch.Tensor  # (B, N, 6) log-probabilities: UP, DOWN, LEFT, RIGHT, stands still, is gone
+    stays: torch.Tensor  # (B, H*W) probability that the item of a cell is still there (0 where there is none)
+    stays_logit: torch.Tensor  # (B, H*W) logits of the same, meaningful where `open` holds
+    open: torch.Tensor  # (B, H*W) bool: an item that could be taken, as somebody stands on it
+    reward: torch.Tensor  # (B, N, V) log-probabilities over the reward values
+    end: torch.Tensor  # (B,) logit that the episode ends
+
+
+class WorldModel(nn.Module):
+    """The structured model. A state enters as cells (B, N) of players (GONE = -1), board codes (B, H*W), and t (B,)."""
+
+    def __init__(self, sizes: dict[str, Any], game: GridGame):
+        super().__init__()
+        self.sizes, self.game = dict(sizes), game
+        hidden, num_actions, num_cells = sizes["hidden"], game.num_actions, game.config.height * game.config.width
+        row, column = np.divmod(np.arange(num_cells), game.config.width)
+        around = []  # the 3x3 cells around each cell; num_cells stands for "off the board"
+        for dr in (-1, 0, 1):
+            for dc in (-1, 0, 1):
+                r, c = row + dr, column + dc
+                inside = (r >= 0) & (r < game.config.height) & (c >= 0) & (c < game.config.width)
+                around.append(np.where(inside, r * game.config.width + c, num_cells))
+        around = np.append(np.stack(around, 1), np.full((1, 9), num_cells), 0)
+        self.register_buffer("around", torch.from_numpy(around), persistent=False)  # (H*W + 1, 9)
+        neighbours = np.append(game.grid.neighbours, np.full((1, 4), num_cells), 0)
+        self.register_buffer("neighbours", torch.from_numpy(neighbours), persistent=False)  # (H*W + 1, 4)
+        patch = 9 * (2 + len(game.kinds) + num_actions)
+        self.player_net = mlp(patch + num_actions, hidden, hidden)  # what goes on around a player
+        self.item_net = mlp(patch, hidden, hidden)  # ... and around an item that somebody stands on
+        self.move_head = nn.Linear(hidden, 6)
+        self.stays_head = nn.Linear(hidden, 1)
+        self.reward_head = mlp(2 * hidden, hidden, len(sizes["reward_values"]))
+        self.end_step = nn.Embedding(game.config.horizon + 1, 16)
+        self.end_head = mlp(16 + 3, 64, 1)
+        self.register_buffer("reward_values", torch.tensor(sizes["reward_values"], dtype=torch.float32))
+
+    def forward(self, cells: torch.Tensor, board: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> Outcome:
+        num_rows, num_players = cells.shape
+        num_cells, num_actions = board.shape[1], self.game.num_actions
+        gone = cells == GONE
+        place = torch.where(gone, num_cells, cells)  # (B, N), who left stands off the board
+        acts = F.one_hot(actions, num_actions).float().masked_fill(gone[:, :, None], 0.0)
+        # what each cell shows: inside, block, items, how many players do what there: (B, H*W + 1, F)
+        doing = torch.zeros(num_rows, num_cells + 1, num_actions)
+        doing.scatter_add_(1, place[:, :, None].expand(-1, -1, num_actions), acts)
+        content = F.one_hot(board.clamp(max=BLOCK + len(self.game.kinds)), 2 + len(self.game.kinds))[:, :, 1:].float()
+        looks = torch.cat([torch.ones(num_rows, num_cells, 1), content], 2)
+        looks = torch.cat([F.pad(looks, (0, 0, 0, 1)), doing], 2)
+        flat = looks.flatten(0, 1)  # (B * (H*W + 1), F)
+        first = torch.arange(num_rows)[:, None] * (num_cells + 1)
+
+        # players
+        patch = flat[first[:, :, None] + self.around[place]].flatten(2)  # (B, N, 9 F)
+        seen = F.relu(self.player_net(torch.cat([patch, acts], 2)))
+        padded = F.pad(board, (0, 1))
+        to = self.neighbours[place]  # (B, N, 4)
+        free = (to != place[:, :, None]) & (padded.gather(1, to.flatten(1)).view_as(to) != BLOCK) & ~gone[:, :, None]
+        on_item = padded.gather(1, place) >= ITEM
+        possible = torch.cat([free, ~gone[:, :, None], (on_item | gone)[:, :, None]], 2)
+        moves = F.log_softmax(self.move_head(seen).masked_fill(~possible, IMPOSSIBLE), 2)
+
+        # items: only one that somebody stands on can be taken
+        is_item = board >= ITEM
+        occupied = doing[:, :num_cells].sum(2) > 0
+        is_open = is_item & occupied
+        row, cell = is_open.nonzero(as_tuple=True)
+        around_item = F.relu(self.item_net(flat[row[:, None] * (num_cells + 1) + self.around[cell]].flatten(1)))
+        stays_logit = torch.zeros(num_rows, num_cells).index_put((row, cell), self.stays_head(around_item)[:, 0])
+        stays = torch.where(is_open, torch.sigmoid(stays_logit), is_item.float())
+
+        # rewards: what happens around the player, and at all items of the board
+        everywhere = torch.zeros(num_rows, around_item.shape[1]).index_add(0, row, around_item)
+        reward = self.reward_head(torch.cat([seen, everywhere[:, None].expand(-1, num_players, -1)], 2))
+
+        # end: chances that no item or no player is left, the share of items left, and the step
+        none_left = torch.where(is_item, 1 - stays, 1.0).prod(1)
+        all_gone = moves[:, :, LEFT_BOARD].exp().prod(1)
+        left = stays.sum(1) / int(self.game.item_counts.sum())
+        facts = torch.stack([none_left, all_gone, left], 1).detach()
+        end = self.end_head(torch.cat([facts, self.end_step(t.clamp(0, self.game.config.horizon))], 1))[:, 0]
+        return Outcome(moves, stays, stays_logit, is_open, F.log_softmax(reward, 2), end)
+
+    def loss(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts of the loss, means over transitions; players that had left before are in none of them."""
+        out = self(batch["cells"], batch["board"], batch["actions"], batch["t"])
+        on_board = (batch["cells"] != GONE).float()
+        num_rows, num_players = batch["cells"].shape
+        place = batch["cells"].clamp(min=0)
+        to = torch.cat([self.neighbours[place], place[:, :, None], torch.full((num_rows, num_players, 1), GONE)], 2)
+        outcome = (to == batch["next_cells"][:, :, None]).float()
+        outcome[:, :, :HERE] *= 1 - outcome[:, :, HERE : HERE + 1]  # at the edge a move's target is the own cell
+        moves = -(outcome * out.moves).sum(2) * on_board
+        remains = (batch["next_board"] >= ITEM).float()
+        items = F.binary_cross_entropy_with_logits(out.stays_logit, remains, reduction="none") * out.open
+        items = items * weights[num_players + (batch["board"] - BLOCK).clamp(min=0)]
+        value = (batch["reward"][:, :, None] - self.reward_values).abs().argmin(2)
+        reward = F.nll_loss(out.reward.flatten(0, 1), value.flatten(), reduction="none").view_as(on_board) * on_board
+        return {
+            "moves": weights[:num_players].mean() * moves.sum() / num_rows,
+            "items": items.sum() / num_rows,
+            "reward": reward.sum() / num_rows,
+            "end": F.binary_cross_entropy_with_logits(out.end, batch["end"]),
+        }
+
+    def soft_planes(self, cells: torch.Tensor, board: torch.Tensor, out: Outcome) -> torch.Tensor:
+        """(B, H, W, C) probabilities of the next planes, players in the order given."""
+        num_rows, num_players = cells.shape
+        num_cells = board.shape[1]
+        place = torch.where(cells == GONE, num_cells, cells)
+        to = torch.cat([self.neighbours[place], place[:, :, None]], 2)
+        players = torch.zeros(num_rows, num_players, num_cells + 1).scatter_add(2, to, out.moves[:, :, :LEFT_BOARD].exp())
+        rest = torch.stack([(board == BLOCK).float()] + [(board == ITEM + k) * out.stays for k in range(len(self.game.kinds))], 2)
+        planes = torch.cat([players[:, :, :num_cells].transpose(1, 2), rest], 2)
+        return planes.view(num_rows, *self.game.obs_shape)
+
+    @torch.no_grad()
+    def predict(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> dict[str, torch.Tensor]:
+        """obs (B, H, W, C) and actions (B, N), both own first -> soft `planes` (B, H, W, C), `reward` and `end` (B,) of
+        the focal player, and the most likely: `next_planes` 0/1, `reward_mode` (B,)."""
+        cells, board = from_planes(obs, self.game)
+        out = self(cells, board, actions, t)
+        next_cells, next_board = self.most_likely(cells, board, out)
+        planes = to_planes(next_cells, next_board, self.game)
+        chance = out.reward[:, 0].exp()
+        return {
+            "planes": self.soft_planes(cells, board, out), "reward": chance @ self.reward_values, "end": torch.sigmoid(out.end),
+            "next_planes": planes, "reward_mode": self.reward_values[chance.argmax(1)],
+        }  # fmt: skip
+
+    def most_likely(self, cells: torch.Tensor, board: torch.Tensor, out: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
+        place = cells.clamp(min=0)
+        to = torch.cat([self.neighbours[place], place[:, :, None], torch.full_like(place[:, :, None], GONE)], 2)
+        next_cells = to.gather(2, out.moves.argmax(2, keepdim=True))[:, :, 0]
+        return next_cells, torch.where((board >= ITEM) & (out.stays < 0.5), 0, board)
+
+    @torch.no_grad()
+    def imagine(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """States (B, L) as in envs/grid.py, actions (B, N) -> most likely next states, rewards (B, N), ends (B,)."""
+        cells, board, t = from_states(states, self.game)
+        out = self(cells, board, torch.from_numpy(np.ascontiguousarray(actions, np.int64)), t)
+        next_cells, next_board = self.most_likely(cells, board, out)
+        reward = self.reward_values[out.reward.argmax(2)].masked_fill(cells == GONE, 0.0)
+        return to_states(states, next_cells, next_board), reward.numpy(), (out.end > 0).numpy()
+
+
+class PlanesModel(nn.Module):
+    """The older model: a CNN that predicts every plane by itself (squared error), the focal reward, and the end."""
+
+    def __init__(self, sizes: dict[str, Any], game: GridGame):
+        super().__init__()
+        self.sizes, self.game = dict(sizes), game
+        hidden, planes = sizes["hidden"], game.obs_shape[2]
+        inputs = game.num_players * game.num_actions + planes + 1
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, hidden, 3, padding=1), nn.ReLU(), nn.Conv2d(hidden, hidden, 3, padding=1), nn.ReLU()
+        )  # fmt: skip
+        self.next_planes = nn.Conv2d(hidden, planes, 1)
+        self.pooled = mlp(hidden, hidden, 2)  # reward and end
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        planes = obs.float().permute(0, 3, 1, 2)  # (B, C, H, W)
+        acts = F.one_hot(actions, self.game.num_actions).float()
+        joint = torch.einsum("bnhw,bna->bnahw", planes[:, : self.game.num_players], acts).flatten(1, 2)
+        step = (t.float() / self.game.config.horizon)[:, None, None, None].expand(-1, 1, *planes.shape[2:])
+        body = self.body(torch.cat([joint, planes, step], 1))
+        reward, end = self.pooled(body.mean((2, 3))).unbind(1)
+        return self.next_planes(body).permute(0, 2, 3, 1), reward, end
+
+    def loss(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        """As seen by one player on the board, drawn anew for each transition."""
+        viewer = torch.multinomial((batch["cells"] != GONE).float(), 1)[:, 0]
+        order = (viewer[:, None] + torch.arange(batch["cells"].shape[1])) % batch["cells"].shape[1]
+        obs = to_planes(batch["cells"].gather(1, order), batch["board"], self.game)
+        target = to_planes(batch["next_cells"].gather(1, order), batch["next_board"], self.game)
+        planes, reward, end = self(obs, batch["actions"].gather(1, order), batch["t"])
+        true_reward = batch["reward"].gather(1, viewer[:, None])[:, 0]
+        return {
+            "moves": ((planes - target).pow(2) * weights).mean(),
+            "items": torch.zeros(()),
+            "reward": 0.01 * F.mse_loss(reward, true_reward),
+            "end": 0.01 * F.binary_cross_entropy_with_logits(end, batch["end"]),
+        }
+
+    @torch.no_grad()
+    def predict(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> dict[str, torch.Tensor]:
+        planes, reward, end = self(obs, actions, t)
+        rounded = (planes > 0.5).float()
+        return {"planes": planes, "reward": reward, "end": torch.sigmoid(end), "next_planes": rounded, "reward_mode": reward}
+
+    @torch.no_grad()
+    def imagine(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As the structured model's: rounded planes seen by the first player on the board, rewards each by its own."""
+        cells, board, t = from_states(states, self.game)
+        acts = torch.from_numpy(np.ascontiguousarray(actions, np.int64))
+        num_players = self.game.num_players
+        first = (cells != GONE).float().argmax(1)
+        next_cells, next_board, over = cells.clone(), board.clone(), torch.zeros(len(cells), dtype=torch.bool)
+        reward = torch.zeros(cells.shape)
+        for viewer in range(num_players):
+            order = [(viewer + k) % num_players for k in range(num_players)]
+            out = self.predict(to_planes(cells[:, order], board, self.game), acts[:, order], t)
+            reward[:, viewer] = torch.where(cells[:, viewer] != GONE, out["reward"], 0.0)
+            chance, where = out["planes"][..., :num_players].flatten(1, 2).max(1)  # (B, N): one cell at most
+            seen = torch.where(chance > 0.5, where, GONE)
+            contents = out["next_planes"][..., num_players:].flatten(1, 2)  # (B, H*W, 1 + K)
+            code = torch.where(contents.amax(2) > 0, contents.argmax(2) + BLOCK, 0)
+            mine = first == viewer
+            next_cells[mine] = seen[mine][:, [(k - viewer) % num_players for k in range(num_players)]]
+            next_board[mine], over[mine] = code[mine], (out["end"] > 0.5)[mine]
+        return to_states(states, next_cells, next_board), reward.numpy(), over.numpy()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# states, planes, and rollouts on imagined boards
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def from_states(states: np.ndarray, game: GridGame) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """State rows -> cells (B, N), board codes (B, H*W), t (B,)."""
+    rows = torch.from_numpy(np.asarray(states, np.int64))
+    return rows[:, PLAYERS : PLAYERS + game.num_players], rows[:, PLAYERS + game.num_players :], rows[:, T]
+
+
+def to_states(states: np.ndarray, next_cells: torch.Tensor, next_board: torch.Tensor) -> np.ndarray:
+    out = np.array(states, np.int16)
+    out[:, T] += 1
+    out[:, PLAYERS : PLAYERS + next_cells.shape[1]] = next_cells.numpy()
+    out[:, PLAYERS + next_cells.shape[1] :] = next_board.numpy()
+    return out
+
+
+def from_planes(obs: torch.Tensor, game: GridGame) -> tuple[torch.Tensor, torch.Tensor]:
+    """Planes (B, H, W, C) -> cells (B, N) in the order of the planes, board codes (B, H*W)."""
+    flat = obs.flatten(1, 2).long()  # (B, H*W, C)
+    present, cell = flat[:, :, : game.num_players].max(1)
+    return torch.where(present > 0, cell, GONE), flat[:, :, game.num_players :] @ torch.arange(1, 2 + len(game.kinds))
+
+
+def to_planes(cells: torch.Tensor, board: torch.Tensor, game: GridGame) -> torch.Tensor:
+    """The reverse: (B, H, W, C) float of 0/1, players in the order given (also for a viewer that left)."""
+    players = F.one_hot(cells + 1, board.shape[1] + 1)[:, :, 1:].transpose(1, 2)
+    return torch.cat([players, F.one_hot(board, 2 + len(game.kinds))[:, :, 1:]], 2).view(len(cells), *game.obs_shape).float()
+
+
+class Imagined(NamedTuple):
+    """What `rollout` returns. Rows that are over stay as they are and pay nothing."""
+
+    states: np.ndarray  # (steps + 1, B, L) int16
+    actions: np.ndarray  # (steps, B, N): legal on the imagined board; STAY of who left
+    legal: np.ndarray  # (steps, B, N, A) bool
+    alive: np.ndarray  # (steps, B, N) bool: took part in this step
+    reward: np.ndarray  # (steps, B, N) float32
+    terminated: np.ndarray  # (steps, B, N) bool: left in this step, or nothing more can happen
+    truncated: np.ndarray  # (steps, B, N) bool: still on the board when the model says time is up
+    done: np.ndarray  # (steps + 1, B) bool: over before this step
+
+
+def rollout(model: WorldModel | PlanesModel, states: np.ndarray, policies: Policy | np.ndarray, steps: int) -> Imagined:
+    """Imagine `steps` steps from `states` (B, L).
+
+    `policies` is a function (obs (B, N, H, W, C), legal (B, N, A), t (B,)) -> actions (B, N), or the actions themselves
+    (steps, B, N). Legality is computed from the imagined board, and an illegal action is STAY, as in the game; an
+    episode ends when the model says so.
+    """
+    game, num = model.game, len(states)
+    states = np.array(states, np.int16)
+    over = ~game.alive(states).any(1)
+    kept: list[list[np.ndarray]] = [[] for _ in Imagined._fields]
+    for step in range(steps):
+        legal = game.legal(states)
+        alive = game.alive(states) & ~over[:, None]
+        actions = policies(game.observe(states), legal, states[:, T].astype(np.int32)) if callable(policies) else policies[step]
+        allowed = np.take_along_axis(legal, np.asarray(actions, np.int64)[:, :, None], 2)[:, :, 0]
+        actions = np.where(allowed & alive, actions, STAY)
+        after, reward, end = states.copy(), np.zeros((num, game.num_players), np.float32), np.zeros(num, bool)
+        on = np.flatnonzero(~over)
+        if len(on):
+            after[on], reward[on], end[on] = model.imagine(states[on], actions[on])
+        left = alive & ~game.alive(after)
+        nothing_left = ~(after[:, PLAYERS + game.num_players :] >= ITEM).any(1)
+        stuck = end[:, None] & alive & ~left
+        for store, value in zip(
+            kept,
+            (states, actions, legal, alive, np.where(alive, reward, 0), left | (stuck & nothing_left[:, None]), stuck & ~nothing_left[:, None], over),
+            strict=True,
+        ):
+            store.append(value)
+        over = over | end | ~game.alive(after).any(1)
+        states = after
+    kept[0].append(states)
+    kept[7].append(over)
+    return Imagined(*(np.stack(values) for values in kept))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# data
+# ---------------------------------------------------------------------------------------------------------------------
+
+COLUMNS = {"states": np.int16, "actions": np.int64, "next_states": np.int16, "reward": np.float32, "end": np.bool_, "episode": np.int64}
+
+
+def noisy(policy: Policy, noise: float, generator: np.random.Generator) -> Policy:
+    """`policy`, but each action is with probability `noise` a random legal one."""
+
+    def act(obs: np.ndarray, legal: np.ndarray, t: np.ndarray) -> np.ndarray:
+        other = (generator.random(legal.shape) * legal).argmax(2)
+        return np.where(generator.random(other.shape) < noise, other, policy(obs, legal, t))
+
+    return act
+
+
+def play(env: envs.GridEnv, policy: Policy, num: int, first_episode: int) -> dict[str, np.ndarray]:
+    """`num` transitions of running episodes, as data columns."""
+    episode = first_episode + np.arange(env.num_envs)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+    for _ in range(-(-num // env.num_envs)):
+        states, actions = env.states.copy(), np.asarray(policy(env.obs, env.legal, env.t), np.int64)
+        after = env.game.simulate(states, actions)  # the env itself goes on to the next episode where this one ends
+        _, _, _, _, info = env.step(actions)
+        step = (states, np.where(env.game.alive(states), actions, STAY), after.states, after.reward, info["done"].copy(), episode.copy())
+        for name, value in zip(COLUMNS, step, strict=True):
+            parts[name].append(value)
+        episode[info["done"]] = episode.max() + 1 + np.arange(info["done"].sum())
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+def load_policy(path: str, spec: EnvSpec, seed: int) -> Policy:
+    """A trained policy as a function for `play` and `rollout`."""
+    from evaluate import load_players
+
+    return load_players(path, spec, seed)
+
+
+def behaviours(args: Args, game: GridGame, seeds: list[np.random.SeedSequence]) -> dict[str, Policy]:
+    """The players whose games are recorded: name -> policy of all seats."""
+    texts = args.lineups or ("random", "mix", *game.seekers)
+    draws, generator = np.random.default_rng(seeds[0]), np.random.default_rng(seeds[1])
+    out: dict[str, Policy] = {}
+    for text in texts:
+        roles = text.split(",") * (game.num_players if "," not in text else 1)
+        out[text] = noisy(RulePlayers(game, roles, NUM_ENVS, int(draws.integers(2**31))).act, args.noise, generator)
+    if args.policy:
+        out[args.policy] = load_policy(args.policy, game.spec(), int(draws.integers(2**31)))
+    return out
+
+
+def collect(args: Args, game: GridGame, seeds: np.random.SeedSequence) -> dict[str, Any]:
+    env_seed, *other_seeds = seeds.spawn(3)
+    draws, parts, episodes = np.random.default_rng(env_seed), [], 0
+    players = behaviours(args, game, other_seeds)
+    for name, policy in players.items():
+        env = envs.make(args.env_id, num_envs=NUM_ENVS, seed=int(draws.integers(2**31)))
+        part = play(env, policy, -(-args.num_transitions // len(players)), episodes)
+        episodes = part["episode"].max() + 1
+        print(f"[DATA]   {name}: {len(part['end'])} transitions, {len(np.unique(part['episode']))} episodes, {(part['reward'] != 0).any(1).mean():.1%} with a reward")
+        parts.append(part)
+    data = {name: np.concatenate([part[name] for part in parts])[: args.num_transitions + len(parts) * NUM_ENVS] for name in COLUMNS}
+    return data | {"meta": {"kind": "transitions", "obs_is_state": False, **game_part(game.spec())}}
+
+
+def save_data(path: Path, data: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
+    arrays = {name: data[name].astype(np.int8 if name == "actions" else data[name].dtype) for name in COLUMNS}
+    np.savez_compressed(temporary, meta=np.array(json.dumps(data["meta"])), **arrays)
+    temporary.replace(path)
+
+
+def load_data(path: str | Path, game: GridGame) -> dict[str, Any]:
+    """Read and check a data file; ConfigError in one sentence if it cannot be used here."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            meta = json.loads(str(file["meta"]))
+            data = {name: file[name].astype(dtype) for name, dtype in COLUMNS.items()}
+    except FileNotFoundError:
+        raise ConfigError(f"data file '{path}' does not exist") from None
+    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"data file '{path}' cannot be read: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(meta, dict) or meta.get("kind") != "transitions":
+        raise ConfigError(f"data file '{path}' is no data of train_world_model.py")
+    check_game(f"data file '{path}'", meta, game.spec(), False)
+    num, seats, size = len(data["end"]), game.num_players, game.state_size
+    shapes = {"states": (num, size), "next_states": (num, size), "actions": (num, seats), "reward": (num, seats), "end": (num,), "episode": (num,)}
+    if num == 0 or any(data[name].shape != shape for name, shape in shapes.items()):
+        raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
+    cells = game.config.height * game.config.width
+    for name in ("states", "next_states"):
+        players, board = data[name][:, PLAYERS : PLAYERS + seats], data[name][:, PLAYERS + seats :]
+        good = (players >= GONE).all() and (players < cells).all() and (board >= 0).all() and (board < ITEM + len(game.kinds)).all()
+        if not good or (data[name][:, T] < 0).any() or (data[name][:, T] > game.config.horizon).any():
+            raise ConfigError(f"data file '{path}' is damaged: column '{name}' has cells that cannot be")
+    if (data["actions"] < 0).any() or (data["actions"] >= game.num_actions).any() or not np.isfinite(data["reward"]).all():
+        raise ConfigError(f"data file '{path}' is damaged: it has unknown actions or numbers that are not finite")
+    return data | {"meta": meta}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# evaluation
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def views(data: dict[str, Any], game: GridGame, chunk: int = 4096):
+    """Every transition as seen by every player on the board: chunks of own-first tensors and the rows they are of."""
+    for viewer in range(game.num_players):
+        rows_on = np.flatnonzero(game.alive(data["states"])[:, viewer])
+        order = [(viewer + k) % game.num_players for k in range(game.num_players)]
+        for lo in range(0, len(rows_on), chunk):
+            rows = rows_on[lo : lo + chunk]
+            (cells, board, t), (next_cells, next_board, _) = (from_states(data[name][rows], game) for name in ("states", "next_states"))
+            yield rows, {
+                "obs": to_planes(cells[:, order], board, game), "next_obs": to_planes(next_cells[:, order], next_board, game),
+                "actions": torch.from_numpy(data["actions"][rows][:, order]), "t": t, "player": viewer,
+                "reward": torch.from_numpy(data["reward"][rows, viewer]), "end": torch.from_numpy(data["end"][rows]),
+            }  # fmt: skip
+
+
+def impossible(before: torch.Tensor, after: torch.Tensor, game: GridGame) -> torch.Tensor:
+    """(B,) bool: no rules allow 0/1 planes `after` to follow `before`: somebody is in two cells, jumped, entered a block,
+    came back, vanished where there was nothing to take; a block changed; an item appeared."""
+    seats = game.num_players
+    old, new = before[..., :seats].flatten(1, 2), after[..., :seats].flatten(1, 2)  # (B, H*W, N)
+    blocks, items = before[..., seats].flatten(1)[:, :, None], before[..., seats + 1 :].sum(3).flatten(1)[:, :, None]
+    beside = torch.zeros_like(old)
+    for action in range(STAY):
+        beside.scatter_add_(1, torch.from_numpy(game.grid.neighbours[:, action])[None, :, None].expand_as(old), old)
+    wrong = (new.sum(1) > 1) | ((new > 0) & (beside + old == 0)).any(1) | ((new > 0) & (blocks > 0)).any(1)
+    vanished = (old.sum(1) > 0) & (new.sum(1) == 0)
+    wrong |= vanished & ((old * items).sum(1) == 0)
+    changed = (before[..., seats] != after[..., seats]).flatten(1).any(1)
+    return wrong.any(1) | changed | (after[..., seats + 1 :] > before[..., seats + 1 :]).flatten(1).any(1)
+
+
+def judge(model: WorldModel | PlanesModel, data: dict[str, Any]) -> dict[str, Any]:
+    """All scores of one-step predictions, over every view of every transition."""
+    game, num_views = model.game, 0
+    square, exact, possible, rewards = 0.0, [], [], []
+    ends, end_hits, rewarded_hits = [], [], []
+    rewarded = (np.abs(data["reward"] - game.config.time_reward) > 1e-6).any(1)  # the flattering majority left out
+    for rows, view in views(data, game):
+        out = model.predict(view["obs"], view["actions"], view["t"])
+        square = square + (out["planes"] - view["next_obs"]).double().pow(2).sum((0, 1, 2))
+        num_views += len(rows)
+        hit = (out["next_planes"] == view["next_obs"]).flatten(1).all(1).numpy()
+        exact.append(hit)
+        rewarded_hits.append(hit[rewarded[rows]])
+        possible.append(~impossible(view["obs"], out["next_planes"], game).numpy())
+        rewards.append(torch.stack([view["reward"], out["reward_mode"]], 1).numpy())
+        ends.append(data["end"][rows])
+        end_hits.append(((out["end"] > 0.5) == view["end"]).numpy())
+    channel_mse = (square / (num_views * game.config.height * game.config.width)).tolist()
+    truth, guess = np.concatenate(rewards).astype(np.float64).T
+    ends, end_hits, rewarded_hits = np.concatenate(ends), np.concatenate(end_hits), np.concatenate(rewarded_hits)
+    obs_mse = float(np.mean(channel_mse))
+    values = {}
+    for value in np.unique(truth.round(4)):
+        these = np.abs(truth - value) < 1e-3
+        error = truth[these] - guess[these]
+        values[f"{value:.4g}"] = {"count": int(these.sum()), "mse": float((error**2).mean()), "exact": float((np.abs(error) < 0.01).mean())}
+    return {
+        "transitions": len(data["end"]), "views": num_views, "obs_mse": obs_mse, "psnr": float(-10 * np.log10(max(obs_mse, 1e-12))),
+        "channel_mse": dict(zip(game.plane_names, channel_mse, strict=True)), "exact": float(np.concatenate(exact).mean()),
+        "exact_rewarded": float(rewarded_hits.mean()) if len(rewarded_hits) else float("nan"), "rewarded": float(rewarded.mean()),
+        "reward_mse": float(((truth - guess) ** 2).mean()), "reward_by_value": values,
+        "end_accuracy": float(end_hits.mean()), "end_recall": float(end_hits[ends].mean()) if ends.any() else float("nan"),
+        "impossible": float(1 - np.concatenate(possible).mean()),
+    }  # fmt: skip
+
+
+def sequences(data: dict[str, Any], steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Runs of `steps` recorded steps: actions (steps, B, N), true states (steps + 1, B, L), over (steps + 1, B).
+
+    An episode that ends sooner stays as it ended; one that the recording cuts off is left out.
+    """
+    order = np.lexsort((data["states"][:, T], data["episode"]))
+    episode, end = data["episode"][order], data["end"][order]
+    last = np.append(episode[1:] != episode[:-1], True)
+    last_row = np.flatnonzero(last)[np.cumsum(last) - last]  # of the same episode
+    starts = np.arange(len(order))
+    starts = starts[(starts + steps - 1 <= last_row) | end[last_row]]
+    actions, states, over = [], [data["states"][order[starts]]], [np.zeros(len(starts), bool)]
+    for step in range(steps):
+        row = starts + step
+        within = row <= last_row[starts]
+        row = order[np.minimum(row, last_row[starts])]
+        actions.append(np.where(within[:, None], data["actions"][row], STAY))
+        states.append(np.where(within[:, None], data["next_states"][row], states[-1]))
+        over.append(over[-1] | (within & data["end"][row]))
+    return np.stack(actions), np.stack(states), np.stack(over)
+
+
+def error_growth(model: WorldModel | PlanesModel, data: dict[str, Any], steps: int = 10) -> dict[str, list[float]]:
+    """Imagine recorded action sequences: after 1..steps steps, the share of boards that are exact, of runs that were
+    exact (board and end) so far, the share of misplaced players, and the mean error of the return."""
+    actions, states, over = sequences(data, steps)
+    if not len(states[0]):
+        return {}
+    out = rollout(model, states[0], actions, steps)
+    same = (out.states[:, :, PLAYERS:] == states[:, :, PLAYERS:]).all(2)
+    so_far = np.logical_and.accumulate(same & (out.done == over), axis=0)
+    seats = slice(PLAYERS, PLAYERS + model.game.num_players)
+    misplaced = (out.states[:, :, seats] != states[:, :, seats]).mean((1, 2))
+    return {
+        "exact": same[1:].mean(1).tolist(), "all_exact": so_far[1:].mean(1).tolist(),
+        "misplaced": misplaced[1:].tolist(), "ends_right": (out.done == over)[1:].mean(1).tolist(), "runs": [int(same.shape[1])] * steps,
+    }  # fmt: skip
+
+
+def show(title: str, scores: dict[str, Any]) -> str:
+    return (
+        f"[{title}] exact {scores['exact']:.5f}, on rewarded steps {scores['exact_rewarded']:.5f}; obs MSE {scores['obs_mse']:.2e} (PSNR {scores['psnr']:.1f} dB); "
+        f"reward MSE {scores['reward_mse']:.2e}; ends {scores['end_accuracy']:.5f}; impossible {scores['impossible']:.5f}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# checkpoints
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def make_model(sizes: dict[str, Any], game: GridGame) -> WorldModel | PlanesModel:
+    return (PlanesModel if sizes["planes"] else WorldModel)(sizes, game)
+
+
+def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None) -> tuple[WorldModel | PlanesModel, dict[str, Any]]:
+    """A trained model (in eval mode) and its spec. With `spec` of the env at hand, refuses one made for another."""
+    folder = Path(folder)
+    found = read_spec(folder, "world_model")
+    if spec is not None:
+        check_game("checkpoint", found, spec, False)
+    sizes, config = found.get("sizes"), found.get("config")
+    values = sizes.get("reward_values") if isinstance(sizes, dict) else None
+    good = isinstance(values, list) and 0 < len(values) <= MAX_REWARD_VALUES and all(type(v) in (int, float) for v in values)
+    good = good and type(sizes.get("planes")) is bool and type(sizes.get("hidden")) is int and 0 < sizes["hidden"] <= 16384
+    if not good or not isinstance(config, dict):
+        raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
+    game = envs.game(str(found.get("env_id")), **{str(k): tuple(v) if isinstance(v, list) else v for k, v in config.items()})
+    with torch.device("meta"):
+        model = make_model(sizes, game)
+    load_weights(model, folder / "weights.safetensors")
+    fresh = make_model(sizes, game)  # brings the buffers that are computed, not stored
+    fresh.load_state_dict(model.state_dict())
+    return fresh.eval(), found
+
+
+def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bool = False) -> Path | None:
+    """The newest checkpoint under `out_dir` that fits this env (any, without `spec`), or None."""
+    for folder in sorted(Path(out_dir).glob("world_model__*"), reverse=True):
+        try:
+            found = read_spec(folder, "world_model")
+            if spec is not None:
+                check_game("checkpoint", found, spec, False)
+            if found["sizes"]["planes"] is planes and (folder / "weights.safetensors").exists():
+                return folder
+        except (ConfigError, KeyError, TypeError):
+            continue
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_args(args: Args) -> None:
+    if args.env_id not in GridGame.registry:
+        raise ConfigError(f"the world model is for grid games ({', '.join(sorted(GridGame.registry))}), not '{args.env_id}'")
+    for name, least in (("seed", 0), ("num_transitions", 100), ("hidden", 1), ("epochs", 1), ("batch_size", 1), ("torch_threads", 1)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
+    for name, low, high in (("val_share", 0.01, 0.9), ("noise", 0.0, 1.0), ("learning_rate", 1e-9, 1.0)):
+        if not low <= getattr(args, name) <= high:
+            raise ConfigError(f"--{name.replace('_', '-')} must be from {low:g} to {high:g}, not {getattr(args, name)}")
+    planes = envs.spec(args.env_id).plane_names
+    if len(args.channel_weights) not in (0, len(planes)) or any(not 0 <= w <= 1e6 for w in args.channel_weights):
+        raise ConfigError(f"--channel-weights needs one weight for each of {', '.join(planes)}, not {args.channel_weights}")
+
+
+def train(args: Args) -> Path:
+    """The whole experiment; returns the folder of the checkpoint."""
+    check_args(args)
+    torch.set_num_threads(args.torch_threads)
+
+    # seeding
+    play_seed, split_seed, torch_seed = np.random.SeedSequence(args.seed).spawn(3)
+    split_generator = np.random.default_rng(split_seed)
+    torch.manual_seed(int(torch_seed.generate_state(1)[0]))
+
+    # env setup
+    game = envs.game(args.env_id)
+
+    # data
+    if args.data:
+        data = load_data(args.data, game)
+    else:
+        print(f"[DATA] {args.env_id}: playing {args.num_transitions} transitions")
+        data = collect(args, game, play_seed)
+    folder = fresh_folder(args.out_dir, "world_model")
+    if not args.data:
+        path = Path(args.out_dir) / "data" / f"{args.env_id}__{folder.name}.npz"
+        save_data(path, data)
+        print(f"[DATA] saved {path}")
+
+    # split by episode
+    episodes = split_generator.permutation(np.unique(data["episode"]))
+    num_val = max(1, round(args.val_share * len(episodes)))
+    if num_val >= len(episodes):
+        raise ConfigError(f"{len(episodes)} episodes are too few to hold out {args.val_share} of them")
+    in_val = np.isin(data["episode"], episodes[:num_val])
+    held_out = {name: data[name][in_val] for name in COLUMNS}
+    train_states, train_next = data["states"][~in_val], data["next_states"][~in_val]
+    cells, board, t = from_states(train_states, game)
+    next_cells, next_board, _ = from_states(train_next, game)
+    train_batch = {
+        "cells": cells, "board": board, "t": t, "actions": torch.from_numpy(data["actions"][~in_val]),
+        "next_cells": next_cells, "next_board": next_board, "reward": torch.from_numpy(data["reward"][~in_val]),
+        "end": torch.from_numpy(data["end"][~in_val]).float(),
+    }  # fmt: skip
+    paid = data["reward"][~in_val][game.alive(train_states)]
+    values = np.unique(paid.astype(np.float64).round(4))
+    if len(values) > MAX_REWARD_VALUES:
+        raise ConfigError(f"{args.env_id} paid {len(values)} different rewards; the model takes at most {MAX_REWARD_VALUES}")
+    num = len(cells)
+    print(f"[DATA] train {num}, held out {in_val.sum()} transitions of {num_val} episodes; {len(values)} reward values")
+
+    # network
+    sizes = {"planes": args.planes, "hidden": args.hidden, "reward_values": [round(float(v), 4) for v in values]}
+    model = make_model(sizes, game)
+    weights = torch.tensor(args.channel_weights or (1.0,) * game.obs_shape[2])
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * -(-num // args.batch_size))
+
+    history, start = [], time.perf_counter()
+    bar = tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty())
+    for epoch in bar:
+        # update
+        model.train()
+        sums: dict[str, float] = {}
+        for mb_rows in torch.randperm(num).split(args.batch_size):
+            parts = model.loss({name: column[mb_rows] for name, column in train_batch.items()}, weights)
+            optimizer.zero_grad()
+            sum(parts.values()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            for name, part in parts.items():
+                sums[name] = sums.get(name, 0.0) + part.item() * len(mb_rows) / num
+        if not np.isfinite(sum(sums.values())):
+            raise FloatingPointError(f"a loss is not finite in epoch {epoch}: {sums}; try a smaller --learning-rate")
+
+        # evaluation and logging
+        row = {"epoch": epoch, "wall_time": round(time.perf_counter() - start, 2)}
+        row |= {f"losses/{name}": value for name, value in sums.items()}
+        if epoch % 5 == 0 or epoch == args.epochs:
+            model.eval()
+            scores = judge(model, held_out)
+            row |= {f"wm/{name}": value for name, value in scores.items() if isinstance(value, float)}
+            print(f"{show('WM', scores)}; epoch {epoch}, {row['wall_time']:.0f} s")
+        history.append(row)
+    growth = error_growth(model, held_out)
+    if growth:
+        print(f"[WM] imagined steps, runs exact so far: {', '.join(f'{share:.4f}' for share in growth['all_exact'])}")
+    for value, figures in scores["reward_by_value"].items():
+        print(f"[WM]   reward {value}: {figures['count']} times, MSE {figures['mse']:.2e}, exact {figures['exact']:.4f}")
+    with open(folder / "metrics.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(history[-1]), restval="")
+        writer.writeheader()
+        writer.writerows(history)
+
+    # checkpoint
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    checkpoint = {"kind": "world_model", "obs_is_state": False, **game_part(game.spec()), "sizes": sizes}
+    scores = json.loads(json.dumps({**scores, "imagined": growth}), parse_constant=lambda _: None)
+    save_checkpoint(folder, model, checkpoint | {"scores": scores, "args": dataclasses.asdict(args), "code_version": version})
+    print(f"[DONE] {time.perf_counter() - start:.0f} s of training; checkpoint {folder}")
+    return folder
+
+
+if __name__ == "__main__":
+    try:
+        train(tyro.cli(Args))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except FloatingPointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
