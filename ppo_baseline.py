@@ -32,7 +32,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import envs
-from envs.roles import Seats, parse_roles
+from envs.roles import Seats, parse_roles, play_episodes
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Args:
     """which game to play"""
     roles: str = ""
     """one entry per player: ppo, a rule-based player or a run folder, e.g. ppo,ns,ns,ns (default: all ppo)"""
-    num_envs: int = 64
+    num_envs: int = 128
     """games played side by side"""
     start_window: int = 0
     """start curriculum: side of the square in which some episodes start (0: off)"""
@@ -96,8 +96,10 @@ class Args:
     """Adam's learning rate at the start"""
     anneal_lr: bool = True
     """bring the learning rate linearly to zero"""
-    gamma: float = 0.99
+    gamma: float = 0.97
     """discount"""
+    horizon_ends: bool = False
+    """take the horizon as an end by the rules, without bootstrapping: learn what pays before time runs out"""
     gae_lambda: float = 0.95
     """lambda of generalised advantage estimation"""
     num_minibatches: int = 4
@@ -118,7 +120,7 @@ class Args:
     """weight of the value loss"""
     max_grad_norm: float = 0.5
     """largest gradient norm of each learner's networks"""
-    hidden: int = 128
+    hidden: int = 64
     """width of the hidden layers"""
     shared_policy: bool = False
     """one network for all learners instead of one each"""
@@ -140,25 +142,30 @@ ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Things:
-    """Turns planes into the few things on the board: ids of (plane, place relative to the own cell), own cell apart.
+    """Turns what a player sees into the ids of a few things: each thing on the board by its plane and its place
+    relative to the own cell, the own cell itself, and the step.
 
     A sum of embeddings of these ids is a dense layer on ego-centred planes at a fraction of its cost. Id 0 is nothing.
     """
 
     def __init__(self, game):
         height, width, planes = game.obs_shape
-        rows, columns = np.divmod(np.arange(height * width), width)
+        num_cells, places = height * width, (2 * height - 1) * (2 * width - 1)
+        rows, columns = np.divmod(np.arange(num_cells), width)
         down = rows[None, :] - rows[:, None] + height - 1  # (own cell, cell)
         across = columns[None, :] - columns[:, None] + width - 1
-        places = (2 * height - 1) * (2 * width - 1)
         ids = 1 + (down * (2 * width - 1) + across)[:, :, None] * planes + np.arange(planes)  # (own cell, cell, plane)
-        ids[:, :, 0] = 1 + places * planes + np.arange(height * width)  # the own plane tells the absolute place
-        self.ids = ids.reshape(height * width, -1)
-        self.num_ids, self.planes, self.horizon = 1 + places * planes + height * width, planes, game.config.horizon
-        self.most = game.num_players + int(game.item_counts.sum()) + 4 * game.config.max_block_comp
+        ids[:, :, 0] = 1 + places * planes + np.arange(num_cells)  # the own plane tells the absolute place
+        self.ids, self.planes = ids.reshape(num_cells, -1), planes
+        self.first_step, self.last_step = 1 + places * planes + num_cells, game.config.horizon - 1
+        self.num_ids = self.first_step + game.config.horizon
+        self.most = game.num_players + int(game.item_counts.sum()) + 4 * game.config.max_block_comp + 1
 
-    def __call__(self, obs: np.ndarray) -> torch.Tensor:
-        """obs (..., H, W, C) of 0/1 -> ids (..., most things on a board)"""
+    def __call__(self, obs: np.ndarray, t: np.ndarray) -> torch.Tensor:
+        """obs (B, L, H, W, C) of 0/1, t (B,) -> ids (B, L, most things that there can be)
+
+        Nobody acts at the horizon, so a value is never trained there: a final observation counts as one step earlier.
+        """
         flat = obs.reshape(-1, self.ids.shape[1])
         row, bit = np.nonzero(flat)
         own_cell = flat[:, :: self.planes].argmax(1)
@@ -166,7 +173,8 @@ class Things:
         slot = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
         ids = np.zeros((len(flat), self.most), np.int64)
         ids[row, slot] = self.ids[own_cell[row], bit]
-        return torch.from_numpy(ids).view(*obs.shape[:-3], self.most)
+        ids[:, -1] = np.repeat(self.first_step + np.minimum(t, self.last_step), obs.shape[1])
+        return torch.from_numpy(ids).view(*obs.shape[:2], self.most)
 
 
 class Agent(nn.Module):
@@ -174,13 +182,12 @@ class Agent(nn.Module):
 
     def __init__(self, num_nets: int, num_ids: int, num_actions: int, hidden: int, generator: torch.Generator):
         super().__init__()
-        self.num_nets, self.num_ids, self.hidden = num_nets, num_ids, hidden
+        self.num_nets, self.num_ids, self.num_actions, self.hidden = num_nets, num_ids, num_actions, hidden
 
         def normal(*shape: int, std: float) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator) * std)
 
         self.embedding = normal(num_nets, num_ids, 2 * hidden, std=0.3)  # first layer of actor | critic
-        self.time = normal(num_nets, 1, 2 * hidden, std=0.3)
         self.actor = normal(num_nets, hidden, hidden, std=(2 / hidden) ** 0.5)
         self.critic = normal(num_nets, hidden, hidden, std=(2 / hidden) ** 0.5)
         self.actor_bias = nn.Parameter(torch.zeros(num_nets, 1, hidden))
@@ -190,17 +197,22 @@ class Agent(nn.Module):
         self.value_head = normal(num_nets, hidden, 1, std=1 / hidden**0.5)
         self.value_bias = nn.Parameter(torch.zeros(num_nets, 1, 1))
 
-    def forward(self, ids: torch.Tensor, t: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids (P, R, K), t (P, R) in 0..1, legal (P, R, A) -> log-probabilities (P, R, A), values (P, R)"""
-        nets, rows, things = ids.shape
-        ids = torch.where(ids > 0, ids + torch.arange(nets)[:, None, None] * self.num_ids, 0).reshape(-1, things)
-        first = F.embedding_bag(ids, self.embedding.view(-1, 2 * self.hidden), mode="sum", padding_idx=0)
-        first = torch.relu(torch.baddbmm(first.view(nets, rows, -1), t[:, :, None], self.time))
+    def forward(self, ids: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids (P, R, K), legal (P, R, A) -> log-probabilities (P, R, A), values (P, R)"""
+        bags = zip(ids, self.embedding.unbind(), strict=True)
+        first = torch.relu(torch.stack([F.embedding_bag(row, table, mode="sum", padding_idx=0) for row, table in bags]))
         actor = torch.relu(torch.baddbmm(self.actor_bias, first[:, :, : self.hidden], self.actor))
         critic = torch.relu(torch.baddbmm(self.critic_bias, first[:, :, self.hidden :], self.critic))
         logits = torch.baddbmm(self.policy_bias, actor, self.policy_head)
         values = torch.baddbmm(self.value_bias, critic, self.value_head)
         return F.log_softmax(logits.masked_fill(~legal, -1e9), dim=-1), values[:, :, 0]
+
+    def single(self, net: int) -> "Agent":
+        """Net number `net` alone (the only one, if all learners share it), as it is now."""
+        alone = Agent(1, self.num_ids, self.num_actions, self.hidden, torch.Generator())
+        net = min(net, self.num_nets - 1)
+        alone.load_state_dict({name: weight[net : net + 1] for name, weight in self.state_dict().items()})
+        return alone
 
 
 # algorithm
@@ -234,7 +246,7 @@ def ppo_loss(args: Args, agent: Agent, mb: dict[str, torch.Tensor], ent_coef: fl
     def mean(x: torch.Tensor) -> torch.Tensor:  # over the rows of players on the board, for each net
         return (x * alive).sum(1, keepdim=True) / count
 
-    log_probs, value = agent(mb["ids"], mb["t"], mb["legal"])
+    log_probs, value = agent(mb["ids"], mb["legal"])
     log_prob = log_probs.gather(2, mb["actions"][:, :, None])[:, :, 0]
     entropy = -(log_probs.exp() * log_probs.clamp_min(-1e8)).sum(2)
     log_ratio = (log_prob - mb["log_probs"]) * alive
@@ -258,13 +270,14 @@ def ppo_loss(args: Args, agent: Agent, mb: dict[str, torch.Tensor], ent_coef: fl
     return loss, {name: stat.mean().item() for name, stat in stats.items()}, ratio
 
 
-def clip_gradients(agent: Agent, max_norm: float) -> None:
-    """Clip the gradient of each stacked net by its own norm, so that learners do not influence each other."""
+def clip_gradients(agent: Agent, max_norm: float) -> torch.Tensor:
+    """Clip the gradient of each stacked net by its own norm (returned), so that learners do not touch each other."""
     grads = [parameter.grad for parameter in agent.parameters()]
     norm = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)  # (P,)
     scale = (max_norm / (norm + 1e-6)).clamp_max(1.0)
     for grad in grads:
         grad.mul_(scale.view(-1, *[1] * (grad.dim() - 1)))
+    return norm
 
 
 def update(args: Args, agent: Agent, optimizer, batch: dict[str, torch.Tensor], ent_coef: float, generator):
@@ -274,11 +287,11 @@ def update(args: Args, agent: Agent, optimizer, batch: dict[str, torch.Tensor], 
         order = torch.randperm(rows, generator=generator)
         for mb_inds in order.chunk(args.num_minibatches):
             loss, stats, _ = ppo_loss(args, agent, {name: x[:, mb_inds] for name, x in batch.items()}, ent_coef)
-            if not torch.isfinite(loss):
-                raise FloatingPointError(f"the loss became {loss.item()}")
             optimizer.zero_grad()
             loss.backward()
-            clip_gradients(agent, args.max_grad_norm)
+            norm = clip_gradients(agent, args.max_grad_norm)
+            if not (torch.isfinite(loss) and torch.isfinite(norm).all()):
+                raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {norm.max().item()}")
             optimizer.step()
             log.append(stats)
     return {f"losses/{name}": float(np.mean([stats[name] for stats in log])) for name in log[0]}
@@ -292,16 +305,10 @@ def nets_first(x: torch.Tensor, num_nets: int) -> torch.Tensor:
     return x.movedim(2, 0).reshape(num_nets, -1, *x.shape[3:])
 
 
-def look(things: Things, seats: list[int], obs: np.ndarray, t: np.ndarray, legal: np.ndarray):
-    """What the networks get to see: ids (B, L, K), t (B, L) as a share of the horizon, legal (B, L, A)."""
-    share = torch.from_numpy(t / things.horizon).float()[:, None].expand(-1, len(seats))
-    return {"ids": things(obs[:, seats]), "t": share, "legal": torch.from_numpy(legal[:, seats])}
-
-
-def forward(agent: Agent, seen: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities (B, L, A) and values (B, L) for what was seen in one step."""
-    batch, learners = seen["t"].shape
-    log_probs, values = agent(**{name: nets_first(x[None], agent.num_nets) for name, x in seen.items()})
+def forward(agent: Agent, ids: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities (B, L, A) and values (B, L) for one step, ids (B, L, K) and legal (B, L, A)."""
+    batch, learners = ids.shape[:2]
+    log_probs, values = agent(nets_first(ids[None], agent.num_nets), nets_first(legal[None], agent.num_nets))
     return log_probs.view(learners, batch, -1).transpose(0, 1), values.view(learners, batch).T
 
 
@@ -314,7 +321,8 @@ class Policy:
 
     @torch.no_grad()
     def act(self, env) -> np.ndarray:
-        log_probs = forward(self.agent, look(self.things, [self.seat], env.obs, env.t, env.legal))[0][:, 0]
+        ids = self.things(env.obs[:, [self.seat]], env.t)
+        log_probs = forward(self.agent, ids, torch.from_numpy(env.legal[:, [self.seat]]))[0][:, 0]
         return (log_probs.argmax(-1) if self.greedy else sample(log_probs, self.generator)).numpy()
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -330,45 +338,27 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
     if learner is not None and not 1 <= learner <= len(learners):
         raise envs.ConfigError(f"checkpoint '{checkpoint}' has learners 1 to {len(learners)}, not {learner}")
     net = learner - 1 if learner else learners.index(seat) if seat in learners else 0
-    things = Things(env.game)
-    agent = Agent(1, things.num_ids, env.spec.num_actions, spec["hidden"], torch.Generator())
+    things, num_nets = Things(env.game), 1 if spec["shared_policy"] else len(learners)
+    agent = Agent(num_nets, things.num_ids, env.spec.num_actions, spec["hidden"], torch.Generator())
     try:
-        weights = load_file(checkpoint / "weights.safetensors")
-        net = 0 if spec["shared_policy"] else net
-        agent.load_state_dict({name: weight[net : net + 1] for name, weight in weights.items()})
+        agent.load_state_dict(load_file(checkpoint / "weights.safetensors"))
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise envs.ConfigError(f"the weights of checkpoint '{checkpoint}' cannot be loaded: {reason}") from error
-    return Policy(agent, things, seat, seed, greedy)
+    return Policy(agent.single(net), things, seat, seed, greedy)
 
 
-@torch.no_grad()
 def evaluate(args: Args, agent: Agent, things: Things, roles: list[str], episodes: int, seed: int, greedy=False):
-    """Play `episodes` fresh episodes from the true starts, one in each of as many envs (so long ones count fully)."""
+    """Mean return of the learners (and of each player) over fresh episodes from the true starts, selfish rewards."""
     env = envs.make(args.env_id, num_envs=episodes, seed=seed, max_block_comp=args.max_block_comp)
-    seats = Seats(env, roles, "ppo", seed, greedy)
     learners = [seat for seat, role in enumerate(roles) if role == "ppo"]
-    generator = torch.Generator().manual_seed(seed)
-    running = np.ones(episodes, bool)
-    returns, lengths = np.zeros((episodes, len(roles))), np.zeros(episodes)
-    taken = np.zeros((len(env.game.kinds), len(roles)))
-    while running.any():
-        actions = seats.act()
-        log_probs = forward(agent, look(things, learners, env.obs, env.t, env.legal))[0]
-        chosen = log_probs.argmax(-1) if greedy else sample(log_probs, generator)
-        actions[:, learners] = chosen.numpy()
-        info = env.step(actions)[-1]
-        seats.watch(actions, info)
-        for kind in range(len(taken)):
-            taken[kind] += (info["taken"][running] == 1 + kind).sum(0)
-        ended = running & info["done"]
-        returns[ended], lengths[ended] = info["episode_return"][ended], info["episode_length"][ended]
-        running &= ~ended
-    score = returns[:, learners].mean(1)  # what counts: the learners' mean return in each episode
-    result = {"return": score.mean(), "return_ci95": 1.96 * score.std() / episodes**0.5, "length": lengths.mean()}
-    result |= {f"return-player{seat + 1}": returns[:, seat].mean() for seat in range(len(roles))}
-    result |= {f"{kind}_rate": taken[k].mean() / episodes for k, kind in enumerate(env.game.kinds)}
-    return {name: float(value) for name, value in result.items()}
+    policies = {seat: Policy(agent.single(k), things, seat, seed + k, greedy) for k, seat in enumerate(learners)}
+    played = play_episodes(env, Seats(env, roles, "ppo", seed, greedy, policies))
+    score = played.returns[:, learners].mean(1)
+    result = {"return": score.mean(), "return_ci95": 1.96 * score.std() / episodes**0.5}
+    result |= {f"return-player{i + 1}": played.returns[:, i].mean() for i in range(len(roles))}
+    result |= {f"{kind}_rate": played.taken[:, :, k].mean() for k, kind in enumerate(env.game.kinds)}
+    return {name: float(value) for name, value in (result | {"length": played.lengths.mean()}).items()}
 
 
 # run folder
@@ -520,7 +510,7 @@ def train(args: Args, run_dir: Path) -> int:
     num_nets = 1 if args.shared_policy else len(learners)
     init_generator = torch.Generator().manual_seed(init_seed)
     agent = Agent(num_nets, things.num_ids, env.spec.num_actions, args.hidden, init_generator)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, foreach=True)
     spec = {
         "script": Path(__file__).name, "code_version": code_version, "env_id": args.env_id, "roles": roles,
         "obs_shape": list(env.spec.obs_shape), "num_actions": env.spec.num_actions, "learners": learners,
@@ -585,7 +575,7 @@ def train(args: Args, run_dir: Path) -> int:
     # storage, all (T, B, L, ...)
     shape = (args.num_steps, args.num_envs, len(learners))
     batch = {
-        "ids": torch.zeros(*shape, things.most, dtype=torch.int64), "t": torch.zeros(shape),
+        "ids": torch.zeros(*shape, things.most, dtype=torch.int64),
         "legal": torch.zeros(*shape, env.spec.num_actions, dtype=torch.bool),
         "alive": torch.zeros(shape, dtype=torch.bool), "actions": torch.zeros(shape, dtype=torch.int64),
         "log_probs": torch.zeros(shape), "values": torch.zeros(shape),
@@ -605,8 +595,8 @@ def train(args: Args, run_dir: Path) -> int:
         # rollout
         for step in range(args.num_steps):
             with torch.no_grad():
-                seen = look(things, learners, env.obs, env.t, env.legal)
-                log_probs, values = forward(agent, seen)
+                seen = {"ids": things(env.obs[:, learners], env.t), "legal": torch.from_numpy(env.legal[:, learners])}
+                log_probs, values = forward(agent, **seen)
                 chosen = sample(log_probs, policy_generator)
             seen |= {"alive": torch.from_numpy(env.alive[:, learners]), "actions": chosen, "values": values}
             seen |= {"log_probs": log_probs.gather(2, chosen[:, :, None])[:, :, 0]}
@@ -619,6 +609,8 @@ def train(args: Args, run_dir: Path) -> int:
             _, *outcome, info = env.step(actions)
             for storage, x in zip((reward, terminated, truncated), outcome, strict=True):
                 storage[step] = torch.from_numpy(x[:, learners])
+            if args.horizon_ends:
+                terminated[step] |= truncated[step]
             seats.watch(actions, info)
             done = info["done"]
             if done.any():
@@ -628,14 +620,14 @@ def train(args: Args, run_dir: Path) -> int:
             spend("env")
 
             if truncated[step].any():  # the value of what would have followed, had time not run out
-                last = [info["final_obs"][done], info["episode_length"][done], np.ones_like(env.legal[done])]
+                ids = things(info["final_obs"][done][:, learners], info["episode_length"][done])
                 with torch.no_grad():
-                    next_value[step, torch.from_numpy(done)] = forward(agent, look(things, learners, *last))[1]
+                    next_value[step, torch.from_numpy(done)] = forward(agent, ids, seen["legal"][done])[1]
                 spend("policy")
 
         # advantages
         with torch.no_grad():
-            last_values = forward(agent, look(things, learners, env.obs, env.t, env.legal))[1]
+            last_values = forward(agent, things(env.obs[:, learners], env.t), seen["legal"])[1]
         following = torch.cat([batch["values"][1:], last_values[None]])
         next_value = torch.where(truncated, next_value, following)
         gae = (batch["alive"], terminated, truncated, args.gamma, args.gae_lambda)
@@ -650,7 +642,8 @@ def train(args: Args, run_dir: Path) -> int:
         except FloatingPointError as error:
             bar.close()
             metrics.close()
-            kept = f"the last good checkpoint is {run_dir}/checkpoints/last"
+            kept = run_dir / "checkpoints" / "last"
+            kept = f"the last good checkpoint is {kept}" if kept.exists() else "no checkpoint was saved yet"
             print(f"stopped after step {global_step}: {error}; {kept}", file=sys.stderr)
             return 1
         global_step = iteration * args.batch_size
@@ -702,6 +695,8 @@ def train(args: Args, run_dir: Path) -> int:
             return 128 + stop_signals[0]
     bar.close()
     metrics.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # everything is saved
 
     # result
     result = {"last": evaluate(args, agent, things, roles, args.final_eval_episodes, eval_seed + 1)}

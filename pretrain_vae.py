@@ -10,7 +10,7 @@ also works without a goal. Only steps of players on the board are stored, learne
     python pretrain_vae.py --env-id smac-8m --obs-is-state      # battles: Gaussian likelihood, no ceiling
 
 Each epoch prints `[MOA] epoch k: top1=...` beside the ceiling: what a perfect predictor of these rules reaches, since
-they break ties at random. Other scripts use `load_checkpoint`, `find_checkpoint` and `train`. See docs/offline_models.md.
+they break ties at random. Other scripts use `load_checkpoint`, `find_checkpoint` and `train`; docs/offline_models.md.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import sys
 import time
 import zipfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +67,7 @@ class Args:
     """a grid game or a battle"""
     lineups: tuple[str, ...] = ()
     """who plays: each a comma list of roles, one per seat or one for all; equal shares of the steps;
-    empty: `mix`, `<first seeker>,<last seeker>,mix,random` and `random` (battles: nearest, focus, random)"""
+    empty: `mix`, one of each (`ns,nh,mix,random`) and `random`; battles: `nearest`, `focus`, `random`"""
     num_steps: int = 100_000
     """steps of players on the board to collect"""
     obs_is_state: bool = False
@@ -107,9 +108,9 @@ class Args:
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers = []
-    for k, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
-        layers += [nn.Linear(n_in, n_out)] + ([nn.ReLU()] if k < len(sizes) - 2 else [])
-    return nn.Sequential(*layers)
+    for size_in, size_out in pairwise(sizes):
+        layers += [nn.Linear(size_in, size_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 class GoalVAE(nn.Module):
@@ -221,14 +222,15 @@ COLUMNS = {
 
 def parse_lineups(texts: tuple[str, ...], spec: EnvSpec, game: GridGame | None) -> list[tuple[str, ...]]:
     if not texts:
-        seekers = list(game.seekers) if game else []
-        some = [seekers[k % len(seekers)] if k % 4 < 2 else ("mix", "random")[k % 2] for k in range(spec.num_players)] if game else []
-        texts = ("mix", ",".join(some), "random") if game else BATTLE_TEAMS
+        texts = BATTLE_TEAMS
+        if game:
+            some = [*game.seekers, "mix", "random"] * spec.num_players
+            texts = ("mix", ",".join(some[: spec.num_players]), "random")
     lineups = []
     for text in texts:
         roles = tuple(text.split(","))
         if game is None and len(set(roles)) > 1:
-            raise ConfigError(f"line-up '{text}': a battle's agents play as one team, give one name of {', '.join(BATTLE_TEAMS)}, hold")
+            raise ConfigError(f"line-up '{text}': the agents of a battle play as one team, so give one name")
         if len(roles) not in (1, spec.num_players):
             raise ConfigError(f"line-up '{text}' has {len(roles)} roles; {spec.env_id} needs 1 or {spec.num_players}")
         lineups.append(roles * spec.num_players if len(roles) == 1 else roles)
@@ -250,7 +252,7 @@ def play_episodes(env, game: GridGame | None, lineup: tuple[str, ...], seed: int
         actions = players.act(env.obs, env.legal, env.t) if game else team().copy()
         row, player = np.nonzero(env.alive & ~over[:, None])  # nobody who left, no second episode
         seen = env.state[row] if args.obs_is_state else env.obs[row, player]
-        step = {"obs": seen, "legal": env.legal[row, player], "action": actions[row, player], "t": env.t[row].astype(np.int64)}
+        step = {"obs": seen, "legal": env.legal[row, player], "action": actions[row, player], "t": env.t[row]}
         step |= {"episode": row, "player": player, "role": np.full(len(row), -1)}
         if game:
             step["role"] = np.where(players.codes >= RANDOM, players.codes, players.drawn)[row, player] - RANDOM
@@ -259,6 +261,7 @@ def play_episodes(env, game: GridGame | None, lineup: tuple[str, ...], seed: int
         steps.append({name: array.copy() for name, array in step.items()})
         over |= info["done"]
     data = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
+    data["t"] = data["t"].astype(np.int64)
     order = np.lexsort((data["t"], data["player"], data["episode"]))
     data = {name: array[order] for name, array in data.items()}
     add_hindsight(data, args.goal_steps if game is None else 0)
@@ -324,6 +327,10 @@ def game_part(spec: EnvSpec) -> dict[str, Any]:
     return json.loads(json.dumps(part))
 
 
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 def save_data(path: Path, data: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
@@ -340,8 +347,8 @@ def load_data(path: str | Path, spec: EnvSpec, obs_is_state: bool = False) -> di
             data = {name: file[name].astype(dtype) if dtype else file[name] for name, dtype in COLUMNS.items()}
     except FileNotFoundError:
         raise ConfigError(f"data file '{path}' does not exist") from None
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"data file '{path}' cannot be read: {' '.join(str(error).split())[:200]}") from None
+    except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"data file '{path}' cannot be read: {one_line(error)}") from None
     if not isinstance(meta, dict) or meta.get("kind") != "play":
         raise ConfigError(f"data file '{path}' is no data of pretrain_vae.py")
     check_game(f"data file '{path}'", meta, spec, obs_is_state)
@@ -366,175 +373,181 @@ def load_data(path: str | Path, spec: EnvSpec, obs_is_state: bool = False) -> di
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def board_codes(game: GridGame, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Planes (M, H, W, C) -> codes (M, H*W) of what is in each cell (as in a state), own cell (M,)."""
+    planes = obs.reshape(len(obs), -1, obs.shape[-1])
+    codes = planes[:, :, game.num_players :].astype(np.int64) @ np.arange(1, 2 + len(game.kinds))
+    return codes, planes[:, :, 0].argmax(1)
+
+
+def distances(game: GridGame, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """(M, H*W) steps around blocks from each cell to the nearest one with the code wanted (M,); H*W + 1: no way."""
+    far = codes.shape[1] + 1
+    distance = np.where(codes == wanted[:, None], 0, far)
+    while True:
+        nearer = np.where(codes == BLOCK, far, 1 + distance[:, game.grid.neighbours].min(2))
+        nearer = np.minimum(distance, nearer)
+        if (nearer == distance).all():
+            return distance
+        distance = nearer
+
+
 def rule_probabilities(game: GridGame, role: str, obs: np.ndarray, legal: np.ndarray) -> np.ndarray:
     """(M, A) exact action probabilities of a rule-based player, as envs/players.py plays it."""
-    num, num_cells = len(obs), game.config.height * game.config.width
     if role in ("random", "fix"):
         chances = legal.astype(np.float64)
         if role == "fix":
             chances[:, FIRST_INTERACTION:] = 0.0
         return chances / chances.sum(1, keepdims=True)
-    planes = obs.reshape(num, num_cells, -1)
-    content = planes[:, :, game.num_players :].astype(np.int64) @ np.arange(1, 2 + len(game.kinds))  # FREE, BLOCK, ITEM..
-    own = planes[:, :, 0].argmax(1)
-    wanted = np.full(num, -1)
+    codes, own = board_codes(game, obs)
+    wanted = np.full(len(obs), -1)
     for kind in reversed(game.seekers[role]):  # the first kind of the list that is left
-        wanted[(content == ITEM + kind).any(1)] = ITEM + kind
-    far = num_cells + 1
-    distance = np.where(content == wanted[:, None], 0, far)  # (M, H*W) steps to the nearest wanted item
-    while True:
-        nearer = np.where(content == BLOCK, far, 1 + distance[:, game.grid.neighbours].min(2)).clip(max=far)
-        nearer = np.minimum(distance, nearer)
-        if (nearer == distance).all():
-            break
-        distance = nearer
-    here = distance[np.arange(num), own]
-    chances = np.zeros((num, game.num_actions))
-    steps = distance[np.arange(num)[:, None], game.grid.neighbours[own]] == here[:, None] - 1
-    chances[:, :STAY] = steps & legal[:, :STAY] & (here > 0)[:, None]
+        wanted[(codes == ITEM + kind).any(1)] = ITEM + kind
+    distance, each = distances(game, codes, wanted), np.arange(len(obs))
+    here = distance[each, own]
+    chances = np.zeros((len(obs), game.num_actions))
+    chances[:, :STAY] = legal[:, :STAY] & (distance[each[:, None], game.grid.neighbours[own]] == here[:, None] - 1)
     acts = (here == 0) & (wanted >= 0)
     chances[acts, FIRST_INTERACTION + wanted[acts] - ITEM] = 1.0
-    chances[chances.sum(1) == 0, STAY] = 1.0  # nothing left to seek, or no way
+    chances[chances.sum(1) == 0, STAY] = 1.0  # nothing left to seek
     return chances / chances.sum(1, keepdims=True)
 
 
 def ceilings(data: dict[str, Any], game: GridGame) -> dict[str, np.ndarray]:
-    """For each row the best possible chance of naming the action, for predictors that know more and more.
+    """For each row the best possible chance of naming the action, for predictors that know more and more:
 
-    `prior`    the rules and how common each role is, nothing of this player (assumes the state tells nothing of roles)
-    `state`    also how common each role is in such a place: among rows with the same legal hunts, kinds left and step
-               (a lower bound of what the state alone allows; `history` is an upper one)
-    `history`  also the player's own earlier actions of the episode (exact Bayes over roles)
+    `prior`    the rules, and how common each role is: as if the state told nothing of roles
+    `state`    also how common each role is among rows of the same step and the same distances to each kind of item:
+               an estimate of what the state alone allows (`history` is a strict upper bound of it)
+    `history`  also the player's own earlier actions of the episode: exact Bayes over roles
     `known`    the role itself; `best` (M, A) is how often each action is this predictor's guess
     """
     names, num = data["meta"]["roles"], len(data["action"])
-    seen = np.unique(data["role"])
-    chances = np.stack([rule_probabilities(game, names[k], data["obs"], data["legal"]) for k in seen])  # (R, M, A)
-    role = np.searchsorted(seen, data["role"])
+    present = np.unique(data["role"])
+    chances = np.stack([rule_probabilities(game, names[k], data["obs"], data["legal"]) for k in present])  # (R, M, A)
+    role, each = np.searchsorted(present, data["role"]), np.arange(num)
     first = np.append(True, (np.diff(data["episode"]) != 0) | (np.diff(data["player"]) != 0))
-    prior = np.bincount(role[first], minlength=len(seen)) / first.sum()
-    # posterior over roles before each row: prior times the chances of all earlier actions of the same player
-    done = np.log(np.maximum(chances[:, np.arange(num), data["action"]], 1e-12))
-    before = np.cumsum(done, 1) - done
+    prior = np.bincount(role[first], minlength=len(present)) / first.sum()
+
+    # posterior over roles before each row (R, M): prior times the chances of the same player's earlier actions
+    log_chance = np.log(np.maximum(chances[:, each, data["action"]], 1e-12))
+    before = np.cumsum(log_chance, 1) - log_chance
     before -= before[:, np.flatnonzero(first)[np.cumsum(first) - 1]]
     posterior = prior[:, None] * np.exp(before - before.max(0))
     posterior /= posterior.sum(0)
-    kinds = data["obs"][..., game.num_players + 1 :].reshape(num, -1, len(game.kinds)).any(1)
-    looks = np.column_stack([data["t"], data["legal"][:, FIRST_INTERACTION:], kinds])
-    _, place = np.unique(looks, axis=0, return_inverse=True)
-    by_place = np.stack([np.bincount(place.ravel(), weights) for weights in posterior]) / np.bincount(place.ravel())
-    known = chances[role, np.arange(num)]
+
+    codes, own = board_codes(game, data["obs"])
+    away = [distances(game, codes, np.full(num, ITEM + kind))[each, own] for kind in range(len(game.kinds))]
+    place = np.unique(np.column_stack([data["t"], *away]), axis=0, return_inverse=True)[1].ravel()
+    by_place = np.stack([np.bincount(place, weights) for weights in posterior]) / np.bincount(place)
+    known = chances[role, each]
     best = known == known.max(1, keepdims=True)
     return {
         "prior": np.einsum("r,rma->ma", prior, chances).max(1),
-        "state": np.einsum("rm,rma->ma", by_place[:, place.ravel()], chances).max(1),
+        "state": np.einsum("rm,rma->ma", by_place[:, place], chances).max(1),
         "history": np.einsum("rm,rma->ma", posterior, chances).max(1),
         "known": known.max(1),
         "best": best / best.sum(1, keepdims=True),
-    }  # fmt: skip
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # evaluation and pictures
 # ---------------------------------------------------------------------------------------------------------------------
 
-
-def confusion_scores(truth: np.ndarray, guesses: np.ndarray, num_actions: int) -> dict[str, np.ndarray]:
-    """confusion (A, A) [true, guessed] and per action count, ratio, precision, recall, f1 (nan where undefined)."""
-    confusion = np.bincount(truth * num_actions + guesses, minlength=num_actions**2).reshape(num_actions, num_actions)
-    right, count, guessed = np.diag(confusion), confusion.sum(1), confusion.sum(0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        scores = {"precision": right / guessed, "recall": right / count, "f1": 2 * right / (count + guessed)}
-    return {"confusion": confusion, "count": count, "ratio": count / max(len(truth), 1), **scores}
+KNOWLEDGE = ("prior", "state", "history", "known")  # of the perfect predictors in `ceilings`
 
 
 @torch.no_grad()
 def predict(model: GoalVAE, batch: dict[str, torch.Tensor], with_goal: bool) -> torch.Tensor:
     """(M, A) log-probabilities of actions, with the goal known in hindsight or hidden."""
     outs = []
-    for lo in range(0, len(batch["action"]), 4096):
-        rows = {name: column[lo : lo + 4096] for name, column in batch.items()}
-        z = None
-        if with_goal:
-            z = torch.where(rows["has_goal"][:, None], model.encode(rows["goal_obs"])[0], model.no_goal)
-        outs.append(F.log_softmax(model.logits(rows["obs"], rows["t"], rows["legal"], z, rows["player"]), 1))
+    for rows in torch.arange(len(batch["action"])).split(4096):
+        mb = {name: column[rows] for name, column in batch.items()}
+        z = torch.where(mb["has_goal"][:, None], model.encode(mb["goal_obs"])[0], model.no_goal) if with_goal else None
+        outs.append(F.log_softmax(model.logits(mb["obs"], mb["t"], mb["legal"], z, mb["player"]), 1))
     return torch.cat(outs)
 
 
-def evaluate(model: GoalVAE, batch: dict[str, torch.Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """Scores on validation rows with the goal known and hidden: top1, top3, ce, on moves and hunts apart, per action."""
-    truth = batch["action"].numpy()
-    is_hunt = truth >= FIRST_INTERACTION
+def evaluate(model: GoalVAE, batch: dict[str, torch.Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict]:
+    """Scores with the goal known and hidden, and the ceilings: over distinct steps, over moves and hunts apart, and
+    (`_all`) over all steps; nan where there is nothing to count."""
+    truth, distinct = batch["action"].numpy(), ~batch["repeat"].numpy()
+    num_actions = batch["legal"].shape[1]
+    hunts = truth >= FIRST_INTERACTION
+    parts = {"": distinct, "_moves": distinct & ~hunts, "_hunts": distinct & hunts, "_all": distinct | True}
+
+    def means(values: np.ndarray, name: str) -> dict[str, float]:
+        return {name + part: values[rows].mean() if rows.any() else np.nan for part, rows in parts.items()}
+
     result = {}
-    for mode in ("known", "hidden"):
-        logp = predict(model, batch, mode == "known")
-        order = logp.argsort(1, descending=True).numpy()
-        right = order[:, 0] == truth
-        result[mode] = {
-            "top1": right.mean(), "top3": (order[:, :3] == truth[:, None]).any(1).mean(),
-            "ce": -logp[torch.arange(len(truth)), batch["action"]].mean().item(),
-            "top1_moves": right[~is_hunt].mean() if (~is_hunt).any() else np.nan,
-            "top1_hunts": right[is_hunt].mean() if is_hunt.any() else np.nan,
-            **confusion_scores(truth, order[:, 0], logp.shape[1]),
-        }  # fmt: skip
-    if ceiling:
-        best = ceiling["best"]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            recall = np.array([best[truth == a, a].mean() if (truth == a).any() else np.nan for a in range(best.shape[1])])
-        result["ceiling"] = {name: ceiling[name].mean() for name in ("prior", "state", "history", "known")}
-        result["ceiling"] |= {f"{name}_moves": ceiling[name][~is_hunt].mean() for name in ("prior", "state", "history", "known")}
-        result["ceiling"]["recall"] = recall
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for mode in ("known", "hidden"):
+            logp = predict(model, batch, mode == "known").numpy()
+            order = np.argsort(-logp, axis=1, kind="stable")
+            pairs = truth[distinct] * num_actions + order[distinct, 0]
+            confusion = np.bincount(pairs, minlength=num_actions**2).reshape(num_actions, num_actions)
+            right, count, guessed = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+            result[mode] = {
+                **means(order[:, 0] == truth, "top1"), **means((order[:, :3] == truth[:, None]).any(1), "top3"),
+                **means(-logp[np.arange(len(truth)), truth], "ce"), "confusion": confusion, "count": count,
+                "ratio": count / count.sum(), "precision": right / guessed, "recall": right / count,
+                "f1": 2 * right / (count + guessed),
+            }  # fmt: skip
+        if ceiling:
+            result["ceiling"] = {k: v for name in KNOWLEDGE for k, v in means(ceiling[name], name).items()}
+            hits = [ceiling["best"][distinct & (truth == a), a].sum() for a in range(num_actions)]
+            result["ceiling"]["recall"] = np.array(hits) / count
     return result
 
 
-def write_evaluation(stem: Path, result: dict[str, dict[str, Any]], action_names: list[str]) -> None:
+def write_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...]) -> None:
     """<stem>.csv: one row per mode and action; <stem>.npz: all numbers and confusion matrices."""
-    with open(stem.with_suffix(".csv"), "w", newline="") as file:
+    best = result["ceiling"]["recall"] if "ceiling" in result else np.full(len(names), np.nan)
+    with open(f"{stem}.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["goal", "action", "count", "ratio", "precision", "recall", "f1", "ceiling_recall"])
+        writer.writerow(["goal", "action", "count", "ratio", "precision", "recall", "f1", "perfect_recall"])
         for mode in ("known", "hidden"):
-            r = result[mode]
-            top = np.full(len(action_names), np.nan) if "ceiling" not in result else result["ceiling"]["recall"]
-            for a, name in enumerate(action_names):
-                figures = [f"{r[key][a]:.4f}" for key in ("ratio", "precision", "recall", "f1")]
-                writer.writerow([mode, name, r["count"][a], *figures, f"{top[a]:.4f}"])
-            writer.writerow([mode, "all", r["count"].sum(), 1.0, "", f"{r['top1']:.4f}", "", ""])
-    np.savez(stem.with_suffix(".npz"), **{f"{mode}_{key}": value for mode, r in result.items() for key, value in r.items()})
+            for a, name in enumerate(names):
+                figures = [result[mode][key][a] for key in ("ratio", "precision", "recall", "f1")]
+                writer.writerow([mode, name, result[mode]["count"][a], *(f"{x:.4f}" for x in (*figures, best[a]))])
+    np.savez(f"{stem}.npz", **{f"{mode}_{key}": value for mode, part in result.items() for key, value in part.items()})
 
 
-def draw_evaluation(stem: Path, result: dict[str, dict[str, Any]], names: list[str]) -> None:
+def draw_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...]) -> None:
     import matplotlib.pyplot as plt
 
-    size = max(3.6, 0.42 * len(names) + 1.2)
-    figure, axes = plt.subplots(1, 2, figsize=(2 * size + 0.6, size + 0.4), layout="constrained")
+    names = [name.removeprefix("attack ") for name in names]
+    size, place = max(3.6, 0.42 * len(names) + 1.2), np.arange(len(names))
+    figure, axes = plt.subplots(1, 2, figsize=(2 * size + 0.8, size + 0.4), layout="constrained")
     for axis, mode in zip(axes, ("known", "hidden"), strict=True):
         confusion = result[mode]["confusion"]
         share = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
         axis.imshow(share, vmin=0, vmax=1, cmap="Blues")
-        for i, j in zip(*np.nonzero(confusion), strict=True):
-            axis.text(j, i, f"{share[i, j]:.2f}", ha="center", va="center", size=7, color="w" if share[i, j] > 0.55 else "k")
-        axis.set(xticks=range(len(names)), yticks=range(len(names)), xlabel="predicted", title=f"goal {mode}: top-1 {result[mode]['top1']:.3f}")
-        axis.set_xticklabels(names, rotation=90, size=8)
-        axis.set_yticklabels([f"{name} ({n})" for name, n in zip(names, confusion.sum(1), strict=True)], size=8)
+        for i, j in np.argwhere(confusion):
+            colour = "w" if share[i, j] > 0.55 else "k"
+            axis.text(j, i, f"{share[i, j]:.2f}", ha="center", va="center", size=7, color=colour)
+        axis.set(xlabel="predicted", title=f"goal {mode}: top-1 {result[mode]['top1']:.3f}")
+        axis.set_xticks(place, names, rotation=90, size=8)
+        axis.set_yticks(place, [f"{name} ({n})" for name, n in zip(names, confusion.sum(1), strict=True)], size=8)
     axes[0].set_ylabel("true (steps)")
-    figure.savefig(f"{stem}_confusion_matrix.png", dpi=110)
+    figure.savefig(f"{stem}_confusion_matrix.png", dpi=100)
     plt.close(figure)
 
-    place, wide = np.arange(len(names)), max(5.0, 0.6 * len(names) + 1.5)
-    bars = {"true": result["known"]["count"], "predicted, goal known": result["known"]["confusion"].sum(0)}
-    bars["predicted, goal hidden"] = result["hidden"]["confusion"].sum(0)
+    counts = {"true": result["known"]["count"]}
+    counts |= {f"predicted, goal {mode}": result[mode]["confusion"].sum(0) for mode in ("known", "hidden")}
     recalls = {f"goal {mode}": np.nan_to_num(result[mode]["recall"]) for mode in ("known", "hidden")}
     if "ceiling" in result:
-        recalls["perfect predictor, role known"] = np.nan_to_num(result["ceiling"]["recall"])
-    for what, groups, label in (("class_distribution", bars, "validation steps"), ("per_class_recall", recalls, "recall")):
-        figure, axis = plt.subplots(figsize=(wide, 3.2), layout="constrained")
-        for k, (name, heights) in enumerate(groups.items()):
-            axis.bar(place + (k - 1) * 0.27, heights, 0.27, label=name, color=("#4477aa", "#ee7733", "#999999")[k])
+        recalls["perfect predictor that knows the role"] = np.nan_to_num(result["ceiling"]["recall"])
+    for what, bars, label in (("class_distribution", counts, "steps"), ("per_class_recall", recalls, "recall")):
+        figure, axis = plt.subplots(figsize=(max(5.5, 0.6 * len(names) + 1.5), 3.2), layout="constrained")
+        for k, (name, heights) in enumerate(bars.items()):
+            axis.bar(place + (k - 1) * 0.27, heights, 0.27, label=name, color=("#4477aa", "#ee7733", "#aaaaaa")[k])
         axis.set_xticks(place, names, rotation=45 if len(names) > 8 else 0, size=8)
         axis.set_ylabel(label)
         axis.spines[["top", "right"]].set_visible(False)
         figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-        figure.savefig(f"{stem}_{what}.png", dpi=110)
+        figure.savefig(f"{stem}_{what}.png", dpi=100)
         plt.close(figure)
 
 
@@ -542,88 +555,79 @@ def draw_losses(path: Path, history: list[dict[str, float]]) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.0), layout="constrained")
-    epochs = [row["epoch"] for row in history]
-    for axis, (name, title) in zip(axes, (("ce", "MOA cross-entropy"), ("recon", "reconstruction (nats)"), ("kl", "KL (nats)")), strict=True):
-        for part, style in (("train", "-"), ("val", "--")):
-            axis.plot(epochs, [row[f"losses/{part}_{name}"] for row in history], style, label=part)
+    titles = {"ce": "opponent model: cross-entropy", "recon": "reconstruction (nats)", "kl": "KL (nats)"}
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
+        lines = {"training": f"losses/train_{name}", "validation": f"losses/val_{name}"}
         if name == "ce":
-            axis.plot(epochs, [row["moa/ce_hidden"] for row in history], ":", label="val, goal hidden")
+            lines["validation, goal hidden"] = "moa/ce_hidden"
+        for (label, column), style in zip(lines.items(), ("-", "--", ":"), strict=False):
+            axis.plot([row["epoch"] for row in history], [row[column] for row in history], style, label=label)
         axis.set(xlabel="epoch", title=title)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-def draw_goal_map(path: Path, z: np.ndarray, kind: np.ndarray, cell: np.ndarray, kinds: list[str], shape: tuple[int, ...], probes: dict[str, float]) -> None:
-    """Goals projected on their two widest directions: coloured by the kind hunted, and by the place of the hunt."""
+def draw_goal_map(path: Path, z: np.ndarray, kind: np.ndarray, kinds: list[str], row: np.ndarray, column: np.ndarray):
+    """Goals on their two widest directions, coloured by the kind hunted, and by where (row, column from 0 to 1)."""
     import matplotlib.pyplot as plt
 
-    z = z - z.mean(0)
-    flat = z @ np.linalg.svd(z, full_matrices=False)[2][:2].T
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
-    for k, name in enumerate(kinds):
-        axes[0].scatter(*flat[kind == k].T, s=6, alpha=0.5, label=f"{name} ({(kind == k).sum()})", color=f"C{k}")
-    if len(kinds) <= 10:
-        axes[0].legend(frameon=False, markerscale=3)
-    told = f"linear probe {probes['probe_kind']:.3f}" if np.isfinite(probes["probe_kind"]) else "one kind only"
-    axes[0].set_title(f"goals by what is hunted ({told})")
-    if len(shape) == 3:
-        row, column = np.divmod(cell, shape[1])
-        colour = np.stack([row / max(shape[0] - 1, 1), 0.35 + 0 * row, column / max(shape[1] - 1, 1)], 1)
-        axes[1].scatter(*flat.T, s=6, alpha=0.6, c=colour)
-        axes[1].set_title(f"by place: red = row, blue = column (linear probe {probes['probe_cell']:.3f})")
-    else:
-        axes[1].set_visible(False)
+    flat = (z - z.mean(0)) @ np.linalg.svd(z - z.mean(0), full_matrices=False)[2][:2].T
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
+    for k in np.unique(kind):
+        axes[0].scatter(*flat[kind == k].T, s=6, alpha=0.5, label=f"{kinds[k]} ({(kind == k).sum()})", color=f"C{k}")
+    axes[0].legend(frameon=False, markerscale=3, fontsize=8)
+    axes[0].set_title("goals of validation hunts, by what is hunted")
+    axes[1].scatter(*flat.T, s=6, alpha=0.7, c=np.stack([row, 0.3 + 0 * row, column], 1))
+    axes[1].set_title("by where: redder = lower row, bluer = more to the right")
     for axis in axes:
-        axis.set(xticks=[], yticks=[], xlabel="first principal direction of z", ylabel="second")
-    figure.savefig(path, dpi=110)
+        axis.set(xticks=[], yticks=[], xlabel="widest direction of z", ylabel="second")
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
 def fit_probe(probe: nn.Linear, z: torch.Tensor, label: torch.Tensor) -> None:
-    """Multinomial logistic regression z -> label into `probe`."""
-    with torch.enable_grad():
-        nn.init.zeros_(probe.weight), nn.init.zeros_(probe.bias)
-        optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=200, line_search_fn="strong_wolfe")
+    """Multinomial logistic regression z -> label."""
+    nn.init.zeros_(probe.weight)
+    nn.init.zeros_(probe.bias)
+    optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=200, line_search_fn="strong_wolfe")
 
-        def loss():
-            optimizer.zero_grad()
-            value = F.cross_entropy(probe(z), label) + 1e-5 * probe.weight.pow(2).sum()
-            value.backward()
-            return value
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(probe(z), label) + 1e-5 * probe.weight.pow(2).sum()
+        value.backward()
+        return value
 
-        optimizer.step(loss)
+    optimizer.step(loss)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # checkpoints
 # ---------------------------------------------------------------------------------------------------------------------
 
-SIZES = {
-    "dim": 1024, "hidden": 16384, "horizon": 100_000, "num_players": 1024, "num_actions": 4096, "num_kinds": 4096, "num_cells": 65536,
-}  # fmt: skip
+LARGEST = {
+    "dim": 1024, "hidden": 8192, "horizon": 30_000, "num_players": 1024, "num_actions": 4096, "num_kinds": 4096,
+    "num_cells": 30_000,
+}  # fmt: skip  (sizes above these are no checkpoint of ours)
 
 
 def check_game(what: str, found: dict[str, Any], spec: EnvSpec, obs_is_state: bool) -> None:
     """ConfigError naming both sides if `found` (of a checkpoint or data file) was made for something else."""
     wanted = game_part(spec)
     if found.get("env_id") != wanted["env_id"]:
-        raise ConfigError(f"{what} was made for {found.get('env_id')}, this run uses {wanted['env_id']}")
+        raise ConfigError(f"{what} was trained on {found.get('env_id')}, this run uses {wanted['env_id']}")
     if found.get("obs_is_state") is not obs_is_state:
-        sides = []
-        for is_state, part in ((not obs_is_state, found), (obs_is_state, wanted)):
-            shape = part.get("state_shape" if is_state else "obs_shape") or []
-            sides.append(f"{'state' if is_state else 'obs'} ({', '.join(map(str, shape))})")
-        raise ConfigError(f"{what} was trained on {sides[0]}, this run uses {sides[1]}")
-    for name, value in wanted.items():
-        if name == "config":
-            other = found.get("config") if isinstance(found.get("config"), dict) else {}
-            for setting in [*value, *(key for key in other if key not in value)]:
-                if other.get(setting) != value.get(setting):
-                    raise ConfigError(f"{what} was made for {setting} = {other.get(setting)}, this run uses {setting} = {value.get(setting)}")
-        elif found.get(name) != value:
-            raise ConfigError(f"{what} was made for {name} {found.get(name)}, this run uses {name} {value}")
+        obs, state = found.get("obs_shape"), found.get("state_shape")
+        sides = [f"obs ({', '.join(map(str, obs or []))})", f"state ({', '.join(map(str, state or []))})"]
+        raise ConfigError(f"{what} was trained on {sides[not obs_is_state]}, this run uses {sides[obs_is_state]}")
+    found_config = found.get("config") if isinstance(found.get("config"), dict) else {}
+    pairs = {name: (found.get(name), value) for name, value in wanted.items() if name != "config"}
+    for name in [*wanted["config"], *found_config]:
+        pairs[name] = (found_config.get(name), wanted["config"].get(name))
+    for name, (theirs, ours) in pairs.items():
+        if theirs != ours:
+            raise ConfigError(f"{what} was trained with {name} {theirs}, this run uses {name} {ours}")
 
 
 def read_spec(folder: Path, kind: str) -> dict[str, Any]:
@@ -635,113 +639,136 @@ def read_spec(folder: Path, kind: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"'{folder}' is no checkpoint: it has no spec.json") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"'{path}' cannot be read: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(spec, dict) or spec.get("kind") != kind:
-        found = spec.get("kind") if isinstance(spec, dict) else None
-        raise ConfigError(f"'{folder}' is a checkpoint of kind {found!r}, not {kind!r}")
+        raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
+    found = spec.get("kind") if isinstance(spec, dict) else None
+    if found != kind:
+        raise ConfigError(f"'{folder}' holds a checkpoint of kind {str(found)[:50]!r}, not {kind!r}")
     return spec
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Put the tensors of a safetensors file into `model` (made on the meta device), after checking every shape."""
+def load_weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, once every name and shape is known to fit `model`."""
+    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     try:
         with safe_open(path, "pt") as file:
-            wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            if found != wanted:
-                name = next(name for name in [*wanted, *found] if found.get(name) != wanted.get(name))
-                raise ConfigError(f"'{path}' does not fit its spec.json: {name} is {found.get(name)}, not {wanted.get(name)}")
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}
+            for name in [*wanted, *found]:
+                if found.get(name) != wanted.get(name):
+                    shapes = f"{name} is {found.get(name)}, not {wanted.get(name)}"
+                    raise ConfigError(f"'{path}' does not fit its spec.json: {shapes}")
             tensors = {name: file.get_tensor(name) for name in wanted}
     except FileNotFoundError:
         raise ConfigError(f"checkpoint '{path.parent}' has no {path.name}") from None
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"'{path}' cannot be read: {' '.join(str(error).split())[:200]}") from None
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
     if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in tensors.values()):
         raise ConfigError(f"'{path}' has weights that are not finite float32 numbers")
-    model.load_state_dict(tensors, assign=True)
+    return tensors
 
 
-def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None, obs_is_state: bool = False) -> tuple[GoalVAE, dict[str, Any]]:
+def load_checkpoint(
+    folder: str | Path, spec: EnvSpec | None = None, obs_is_state: bool = False
+) -> tuple[GoalVAE, dict[str, Any]]:
     """A trained GoalVAE (in eval mode) and its spec. With `spec` of the env at hand, refuses one made for another."""
     folder = Path(folder)
     found = read_spec(folder, "goal_vae")
     if spec is not None:
         check_game("checkpoint", found, spec, obs_is_state)
-    sizes = found.get("sizes")
-    shape = sizes.get("obs_shape") if isinstance(sizes, dict) else None
-    good = isinstance(shape, list) and len(shape) in (1, 3) and all(type(n) is int and 0 < n <= 65536 for n in shape)
-    good = good and int(np.prod(shape)) < 10**6 and type(sizes.get("obs_is_state")) is bool
-    if not good or not all(type(sizes.get(name)) is int and 0 < sizes[name] <= most for name, most in SIZES.items()):
+    sizes = found.get("sizes") if isinstance(found.get("sizes"), dict) else {}
+    shape = sizes.get("obs_shape") if isinstance(sizes.get("obs_shape"), list) else []
+    good = len(shape) in (1, 3) and all(type(n) is int and 0 < n <= 30_000 for n in shape) and np.prod(shape) <= 10**6
+    good &= all(type(sizes.get(name)) is int and 0 < sizes[name] <= most for name, most in LARGEST.items())
+    if not good or type(sizes.get("obs_is_state")) is not bool:
         raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
-    with torch.device("meta"):
-        model = GoalVAE(sizes)
-    load_weights(model, folder / "weights.safetensors")
-    fresh = GoalVAE(sizes)  # brings the buffers that are computed, not stored
-    fresh.load_state_dict(model.state_dict())
-    return fresh.eval(), found
+    with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
+        tensors = load_weights(GoalVAE(sizes), folder / "weights.safetensors")
+    model = GoalVAE(sizes)
+    model.load_state_dict(tensors)
+    return model.eval(), found
 
 
-def find_checkpoint(out_dir: str | Path, spec: EnvSpec, obs_is_state: bool = False, dim: int | None = None) -> Path | None:
-    """The newest checkpoint under `out_dir` that fits this env, or None."""
-    for folder in sorted(Path(out_dir).glob("vae__*/dim*"), key=lambda path: (path.parent.name, path.name), reverse=True):
+def find_checkpoint(
+    out_dir: str | Path, spec: EnvSpec, obs_is_state: bool = False, dim: int | None = None
+) -> Path | None:
+    """The newest checkpoint under `out_dir` that fits this env (and has goals of size `dim`), or None."""
+    for folder in sorted(Path(out_dir).glob(f"vae__*/dim{dim or '*'}"), reverse=True):
         try:
-            found = read_spec(folder, "goal_vae")
-            check_game("checkpoint", found, spec, obs_is_state)
+            check_game("checkpoint", read_spec(folder, "goal_vae"), spec, obs_is_state)
         except ConfigError:
             continue
-        if dim in (None, found.get("sizes", {}).get("dim")) and (folder / "weights.safetensors").exists():
+        if (folder / "weights.safetensors").exists():
             return folder
     return None
 
 
 def save_checkpoint(folder: Path, model: nn.Module, spec: dict[str, Any]) -> None:
     """weights.safetensors and spec.json, each written under another name first; spec.json last: it means complete."""
-    temporary = folder / ".weights.tmp"
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary)
-    temporary.replace(folder / "weights.safetensors")
-    temporary = folder / ".spec.tmp"
-    temporary.write_text(json.dumps(spec, indent=2) + "\n")
-    temporary.replace(folder / "spec.json")
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / ".weights.tmp")
+    (folder / ".weights.tmp").replace(folder / "weights.safetensors")
+    (folder / ".spec.tmp").write_text(json.dumps(spec, indent=2) + "\n")
+    (folder / ".spec.tmp").replace(folder / "spec.json")
 
 
 def fresh_folder(out_dir: str | Path, name: str) -> Path:
-    """<out_dir>/<name>__<unix time>, one second later where that exists."""
-    now = int(time.time())
-    while True:
+    """<out_dir>/<name>__<unix time>, a second later where that exists."""
+    for now in range(int(time.time()), int(time.time()) + 1000):
         folder = Path(out_dir) / f"{name}__{now}"
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            now += 1
+            continue
         except OSError as error:
             raise ConfigError(f"cannot write to '{out_dir}': {error.strerror}") from None
+    raise ConfigError(f"'{out_dir}' is full of folders named {name}__<time>")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # training
 # ---------------------------------------------------------------------------------------------------------------------
 
+LIMITS = {
+    "seed": (0, 2**32), "num_steps": (100, 10**9), "goal_steps": (1, 10**6), "hidden": (1, 8192), "epochs": (1, 10**6),
+    "batch_size": (1, 10**9), "torch_threads": (1, 1024), "val_share": (0.01, 0.9), "goal_dropout": (0.0, 1.0),
+    "alpha": (0.0, 1e6), "recon_weight": (0.0, 1e6), "learning_rate": (1e-9, 1.0), "weight_decay": (0.0, 1.0),
+}  # fmt: skip
 
-def check_args(args: Args) -> None:
-    for name, least in (("seed", 0), ("num_steps", 100), ("goal_steps", 1), ("hidden", 1), ("epochs", 1), ("batch_size", 1), ("torch_threads", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    for name, low, high in (("val_share", 0.01, 0.9), ("goal_dropout", 0.0, 1.0), ("alpha", 0.0, 1e6), ("recon_weight", 0.0, 1e6), ("learning_rate", 1e-9, 1.0), ("weight_decay", 0.0, 1.0)):
+
+def check_limits(args: Any, limits: dict[str, tuple[float, float]]) -> None:
+    for name, (low, high) in limits.items():
         if not low <= getattr(args, name) <= high:
-            raise ConfigError(f"--{name.replace('_', '-')} must be from {low:g} to {high:g}, not {getattr(args, name)}")
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} must be from {low:g} to {high:g}, not {getattr(args, name)}")
+
+
+def losses(model: GoalVAE, batch: dict[str, torch.Tensor], mode: str, dropout: float = 0.0) -> dict[str, torch.Tensor]:
+    """Cross-entropy, reconstruction and KL, the latter two as means over the rows with a goal. While training, z is a
+    sample and hidden with probability `dropout`. The part that `mode` leaves out sees z without a gradient to it."""
+    has_goal = batch["has_goal"]
+    mean, log_var = model.encode(batch["goal_obs"])
+    z = mean + torch.randn_like(mean) * (0.5 * log_var).exp() if model.training else mean
+    weight = has_goal.float() / has_goal.sum().clamp(min=1)
+    recon = (model.reconstruction(z.detach() if mode == "moa" else z, batch["goal_obs"]) * weight).sum()
+    kl = (0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var) * weight[:, None]).sum()
+    goal = torch.where(has_goal[:, None], z.detach() if mode == "recon" else z, model.no_goal)
+    if model.training:
+        goal = torch.where(torch.rand(len(goal), 1) < dropout, model.hidden_goal, goal)
+    logits = model.logits(batch["obs"], batch["t"], batch["legal"], goal, batch["player"])
+    return {"ce": F.cross_entropy(logits, batch["action"]), "recon": recon, "kl": kl}
+
+
+def elapsed(start: float, start_cpu: float) -> str:
+    return f"{time.perf_counter() - start:.0f} s ({time.process_time() - start_cpu:.0f} s of one core)"
 
 
 def train(args: Args) -> Path:
     """The whole experiment; returns the folder of the checkpoint."""
-    check_args(args)
+    check_limits(args, LIMITS)
     torch.set_num_threads(args.torch_threads)
+    start, start_cpu = time.perf_counter(), time.process_time()
 
     # seeding
     play_seed, split_seed, torch_seed = np.random.SeedSequence(args.seed).spawn(3)
-    split_generator = np.random.default_rng(split_seed)
     torch.manual_seed(int(torch_seed.generate_state(1)[0]))
 
     # env setup
@@ -749,49 +776,49 @@ def train(args: Args) -> Path:
     game = envs.game(args.env_id) if args.env_id in GridGame.registry else None
     if game and args.obs_is_state:
         raise ConfigError(f"--obs-is-state is for battles; in {args.env_id} everybody sees the whole board")
+    kinds = list(game.kinds) if game else [name.split(" / ")[0] for name in spec.action_names[FIRST_INTERACTION + 1 :]]
 
     # data
-    if args.data:
-        data = load_data(args.data, spec, args.obs_is_state)
-    else:
-        data = collect(args, spec, game, play_seed)
+    data = load_data(args.data, spec, args.obs_is_state) if args.data else collect(args, spec, game, play_seed)
     folder = fresh_folder(args.out_dir, "vae") / f"dim{args.dim}"
     folder.mkdir()
     if not args.data:
-        path = Path(args.out_dir) / "data" / f"{args.env_id.replace(':', '-').replace('/', '-')}__{folder.parent.name}.npz"
+        name = args.env_id.replace(":", "-").replace("/", "-")
+        path = Path(args.out_dir) / "data" / f"{name}__{folder.parent.name}.npz"
         save_data(path, data)
         print(f"[DATA] saved {path}")
-    kinds = list(game.kinds) if game else list(spec.action_names[FIRST_INTERACTION + 1 :])
-    roles = [*data["meta"]["roles"], "unknown"]
-    counts = ", ".join(f"{roles[k]} {n}" for k, n in zip(*np.unique(data["role"], return_counts=True), strict=True))
-    hunts = ", ".join(f"{['nothing', *kinds][k]} {n}" for k, n in zip(*np.unique(data["hunt"], return_counts=True), strict=True))
-    print(f"[DATA] {len(data['action'])} steps ({data['repeat'].sum()} mere repeats, left out); by role: {counts}; later hunt: {hunts}")
+    roles, prey = [*data["meta"]["roles"], "unknown"], ["nothing", *kinds]
+    for column, names in (("role", roles), ("hunt", prey)):
+        counts = zip(*np.unique(data[column], return_counts=True), strict=True)
+        print(f"[DATA] steps by {column}: {', '.join(f'{names[k]} {n}' for k, n in counts)}")
 
     # split by episode
-    episodes = split_generator.permutation(np.unique(data["episode"]))
+    episodes = np.random.default_rng(split_seed).permutation(np.unique(data["episode"]))
     num_val = max(1, round(args.val_share * len(episodes)))
-    if num_val >= len(episodes):
-        raise ConfigError(f"{len(episodes)} episodes are too few to keep {args.val_share} of them for validation")
+    if num_val == len(episodes):
+        raise ConfigError("there is only one episode; validation needs another")
     in_val = np.isin(data["episode"], episodes[:num_val])
-    knows_rules = game is not None and (data["role"] >= 0).all()
-    ceiling = ceilings(data, game) if knows_rules else {}
-    val_rows, train_rows = np.flatnonzero(in_val & ~data["repeat"]), np.flatnonzero(~in_val & ~data["repeat"])
-    print(f"[DATA] train {len(train_rows)} steps, validation {len(val_rows)} steps of {num_val} episodes")
+    train_rows, val_rows = np.flatnonzero(~in_val & ~data["repeat"]), np.flatnonzero(in_val)
+    print(
+        f"[DATA] {len(in_val)} steps, {data['repeat'].mean():.1%} of them mere repeats of the step before; training on"
+        f" {len(train_rows)} distinct ones, validation on {len(val_rows)} of {num_val} episodes"
+    )
 
     def tensors(rows: np.ndarray) -> dict[str, torch.Tensor]:
         goal_row = data["goal_row"][rows]
-        columns = {name: data[name][rows] for name in ("obs", "legal", "action", "t", "player", "hunt")}
+        columns = {name: data[name][rows] for name in ("obs", "legal", "action", "t", "player", "repeat")}
         columns |= {"goal_obs": data["obs"][np.maximum(goal_row, 0)], "has_goal": goal_row >= 0}
-        return {name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()}
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     train_batch, val_batch = tensors(train_rows), tensors(val_rows)
-    val_ceiling = {name: values[val_rows] for name, values in ceiling.items()}
+    ceiling = ceilings(data, game) if game and (data["role"] >= 0).all() else {}
+    ceiling = {name: values[val_rows] for name, values in ceiling.items()}
 
     # network
     sizes = {
-        "obs_shape": list(data["obs"].shape[1:]), "obs_is_state": args.obs_is_state, "horizon": spec.horizon, "dim": args.dim,
-        "num_players": spec.num_players, "num_actions": spec.num_actions, "num_kinds": len(kinds), "hidden": args.hidden,
-        "num_cells": int(np.prod(spec.obs_shape[:2])) if game else 1,
+        "obs_shape": list(data["obs"].shape[1:]), "obs_is_state": args.obs_is_state, "horizon": spec.horizon,
+        "num_players": spec.num_players, "num_actions": spec.num_actions, "num_kinds": len(kinds), "dim": args.dim,
+        "hidden": args.hidden, "num_cells": int(np.prod(spec.obs_shape[:2])) if game else 1,
     }  # fmt: skip
     model = GoalVAE(sizes)
     if not model.is_planes:
@@ -801,29 +828,14 @@ def train(args: Args) -> Path:
     updates = args.epochs * -(-len(train_rows) // args.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
 
-    def losses(batch: dict[str, torch.Tensor], training: bool) -> dict[str, torch.Tensor]:
-        """The three parts, means over rows (reconstruction and KL: over rows with a goal)."""
-        has_goal = batch["has_goal"]
-        mean, log_var = model.encode(batch["goal_obs"])
-        z = mean + torch.randn_like(mean) * (0.5 * log_var).exp() if training else mean
-        weight = has_goal.float() / has_goal.sum().clamp(min=1)
-        recon = (model.reconstruction(z if args.loss != "moa" else z.detach(), batch["goal_obs"]) * weight).sum()
-        kl = (0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var) * weight[:, None]).sum()
-        goal = z if args.loss != "recon" else z.detach()
-        goal = torch.where(has_goal[:, None], goal, model.no_goal)
-        if training:
-            goal = torch.where(torch.rand(len(goal), 1) < args.goal_dropout, model.hidden_goal, goal)
-        logits = model.logits(batch["obs"], batch["t"], batch["legal"], goal, batch["player"])
-        return {"ce": F.cross_entropy(logits, batch["action"]), "recon": recon, "kl": kl}
-
-    history, start = [], time.perf_counter()
-    bar = tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty())
-    for epoch in bar:
+    history: list[dict[str, float]] = []
+    for epoch in tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty()):
         # update
         model.train()
         sums = dict.fromkeys(("ce", "recon", "kl"), 0.0)
         for mb_rows in torch.randperm(len(train_rows)).split(args.batch_size):
-            parts = losses({name: column[mb_rows] for name, column in train_batch.items()}, True)
+            mb = {name: column[mb_rows] for name, column in train_batch.items()}
+            parts = losses(model, mb, args.loss, args.goal_dropout)
             loss = parts["ce"] + args.recon_weight * parts["recon"] + args.alpha * parts["kl"]
             optimizer.zero_grad()
             loss.backward()
@@ -837,37 +849,45 @@ def train(args: Args) -> Path:
 
         # evaluation
         model.eval()
-        result = evaluate(model, val_batch, val_ceiling)
+        result = evaluate(model, val_batch, ceiling)
+        val = dict.fromkeys(sums, 0.0)
         with torch.no_grad():
-            some = torch.arange(len(val_rows)).split(4096)
-            parts = [losses({name: column[rows] for name, column in val_batch.items()}, False) for rows in some]
-            val = {name: sum(p[name].item() * len(rows) for p, rows in zip(parts, some, strict=True)) / len(val_rows) for name in sums}
-            means = torch.cat([model.encode(val_batch["goal_obs"][rows])[0] for rows in some])[val_batch["has_goal"]]
+            distinct = torch.from_numpy(np.flatnonzero(~data["repeat"][val_rows]))
+            for mb_rows in distinct.split(4096):
+                parts = losses(model, {name: column[mb_rows] for name, column in val_batch.items()}, args.loss)
+                val = {name: val[name] + parts[name].item() * len(mb_rows) / len(distinct) for name in val}
+            goal_obs = val_batch["goal_obs"][distinct][val_batch["has_goal"][distinct]]
+            means = torch.cat([model.encode(some)[0] for some in goal_obs.split(4096)])
         active = int((means.var(0) > 0.01).sum()) if len(means) > 1 else 0
         collapsed = active == 0 or val["kl"] < 0.1
-        stem = folder / f"moa_eval_epoch{epoch}"
-        write_evaluation(stem, result, list(spec.action_names))
         known, hidden, top = result["known"], result["hidden"], result.get("ceiling")
-        of = (lambda name: f" (ceiling {top[name]:.3f})") if top else (lambda name: "")
+        of = {name: f" of {top[name]:.4f}" if top else "" for name in ("known", "known_moves", "state", "state_moves")}
         print(
-            f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{of('known')}, top3={known['top3']:.4f}, ce={known['ce']:.4f}; moves only {known['top1_moves']:.4f}"
-            f"{of('known_moves')}, hunts {known['top1_hunts']:.4f}; goal hidden top1={hidden['top1']:.4f}{of('state')}, moves {hidden['top1_moves']:.4f}"
+            f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{of['known']},"
+            f" top3={known['top3']:.4f}, ce={known['ce']:.4f}"
+            f" (moves {known['top1_moves']:.4f}{of['known_moves']}, hunts {known['top1_hunts']:.4f});"
+            f" goal hidden top1={hidden['top1']:.4f}{of['state']}"
+            f" (moves {hidden['top1_moves']:.4f}{of['state_moves']}, hunts {hidden['top1_hunts']:.4f})"
         )
-        print(f"[VAE] epoch {epoch}: recon={val['recon']:.3f} kl={val['kl']:.3f} active dimensions {active}/{args.dim}")
+        figures = f"reconstruction {val['recon']:.3f}, KL {val['kl']:.3f}, active dimensions {active} of {args.dim}"
+        print(f"[VAE] epoch {epoch}: {figures}")
         if collapsed:
-            print(f"[WARN] posterior collapse: KL {val['kl']:.3f}, {active} active dimensions; goals say nothing, try a smaller --alpha")
+            print("[WARN] posterior collapse: the goals say (almost) nothing; try a smaller --alpha")
 
         # logging
-        row = {"epoch": epoch, "wall_time": round(time.perf_counter() - start, 2)}
-        row |= {f"losses/train_{name}": value for name, value in sums.items()} | {f"losses/val_{name}": value for name, value in val.items()}
-        row |= {f"moa/{name}": known[name] for name in ("top1", "top3", "ce", "top1_moves", "top1_hunts")}
-        row |= {f"moa/{name}_hidden": hidden[name] for name in ("top1", "top3", "ce", "top1_moves", "top1_hunts")}
-        row |= {f"moa/recall_action{a}": known["recall"][a] for a in range(spec.num_actions)}
+        row = {"epoch": epoch, "wall_time": time.perf_counter() - start, "cpu_time": time.process_time() - start_cpu}
+        row |= {f"losses/train_{name}": value for name, value in sums.items()}
+        row |= {f"losses/val_{name}": value for name, value in val.items()}
+        for mode, suffix in ((known, ""), (hidden, "_hidden")):
+            row |= {f"moa/{k}{suffix}": v for k, v in mode.items() if k.startswith(("top1", "top3", "ce"))}
+            row |= {f"moa/recall_action{a}{suffix}": recall for a, recall in enumerate(mode["recall"])}
         row |= {f"moa/ceiling_{name}": value for name, value in (top or {}).items() if name != "recall"}
         row |= {"goal/kl": val["kl"], "goal/active_dims": active, "goal/collapsed": int(collapsed)}
-        history.append({name: float(value) if name != "epoch" else value for name, value in row.items()})
+        history.append({name: round(float(value), 6) for name, value in row.items()} | {"epoch": epoch})
+        stem = folder / f"moa_eval_epoch{epoch}"
+        write_evaluation(stem, result, spec.action_names)
         if args.pictures:
-            draw_evaluation(stem, result, list(spec.action_names))
+            draw_evaluation(stem, result, spec.action_names)
             draw_losses(folder / "vae_loss_curve.png", history)
     with open(folder / "metrics.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(history[0]))
@@ -875,39 +895,48 @@ def train(args: Args) -> Path:
         writer.writerows(history)
 
     # what the goal space means: linear probes on the goals of hunts, fitted on training episodes
-    scores = {name: value for name, value in history[-1].items() if name != "wall_time"}
-    probes = {"probe_kind": float("nan"), "probe_cell": float("nan")}
-    goals = {}
-    for part, chosen in (("train", ~in_val), ("val", in_val)):
-        rows = np.unique(data["goal_row"][chosen & (data["goal_row"] >= 0)])
-        rows = rows[data["hunt"][rows] > 0]  # one row per hunt
-        obs = torch.from_numpy(data["obs"][rows])
-        with torch.no_grad():
-            z = torch.cat([model.encode(some)[0] for some in obs.split(4096)]) if len(rows) else torch.zeros(0, args.dim)
-        cell = obs.flatten(1, 2)[:, :, 0].argmax(1) if game else torch.zeros(len(rows), dtype=torch.long)
-        goals[part] = z, torch.from_numpy(data["hunt"][rows] - 1), cell
-    (z, kind, cell), (val_z, val_kind, val_cell) = goals["train"], goals["val"]
-    if len(z) and len(val_z):
-        for name, probe, label, val_label in (("kind", model.kind_probe, kind, val_kind), ("cell", model.cell_probe, cell, val_cell)):
-            if len(label.unique()) > 1:
-                fit_probe(probe, z, label)
-                probes[f"probe_{name}"] = (probe(val_z).argmax(1) == val_label).float().mean().item()
-        print(f"[GOAL] linear probes on z: kind {probes['probe_kind']:.4f}, cell {probes['probe_cell']:.4f} ({len(val_z)} validation hunts)")
-        if args.pictures:
-            draw_goal_map(folder / "goal_map.png", val_z.numpy(), val_kind.numpy(), val_cell.numpy(), kinds, tuple(spec.obs_shape), probes)
+    hunted = np.unique(data["goal_row"][(data["goal_row"] >= 0) & (data["hunt"] > 0)])
+    where = data["obs"][hunted][..., 0].reshape(len(hunted), -1).argmax(1) if game else data["hunt"][hunted]
+    same_hunt = np.column_stack([data["episode"][hunted], data["player"][hunted], where])
+    hunted = hunted[np.unique(same_hunt, axis=0, return_index=True)[1]]  # one row per hunt, however long it waits
+    with torch.no_grad():
+        hunt_obs = torch.from_numpy(data["obs"][hunted])
+        z = torch.cat([model.encode(some)[0] for some in hunt_obs.split(4096)])
+    labels = {"kind": torch.from_numpy(data["hunt"][hunted] - 1)}
+    if game:
+        labels["cell"] = hunt_obs[..., 0].flatten(1).argmax(1)
+    is_val, probes = torch.from_numpy(in_val[hunted]), {"goal/probe_kind": np.nan, "goal/probe_cell": np.nan}
+    for name, label in labels.items():
+        if len(label[~is_val].unique()) > 1 and is_val.any():
+            probe = {"kind": model.kind_probe, "cell": model.cell_probe}[name]
+            fit_probe(probe, z[~is_val], label[~is_val])
+            probes[f"goal/probe_{name}"] = (probe(z[is_val]).argmax(1) == label[is_val]).float().mean().item()
+    print(
+        f"[GOAL] linear probes on z, {is_val.sum()} validation hunts: kind of prey"
+        f" {probes['goal/probe_kind']:.4f}, which prey (its cell) {probes['goal/probe_cell']:.4f}"
+    )
+    if args.pictures and is_val.sum() > 2:
+        cell = labels["cell"][is_val].numpy() if game else np.zeros(int(is_val.sum()))
+        width, height = (game.config.width, game.config.height) if game else (1, 1)
+        row, column = cell // width / max(height - 1, 1), cell % width / max(width - 1, 1)
+        draw_goal_map(folder / "goal_map.png", z[is_val].numpy(), labels["kind"][is_val].numpy(), kinds, row, column)
 
     # checkpoint
-    scores |= {name: value for name, value in probes.items()}
+    scores = {k: v if np.isfinite(v) else None for k, v in (history[-1] | probes).items() if not k.endswith("_time")}
+    checkpoint = {"kind": "goal_vae", "script": Path(__file__).name, "num_actions": spec.num_actions, "loss": args.loss}
+    checkpoint |= {"obs_is_state": args.obs_is_state, **game_part(spec), "sizes": sizes, "scores": scores}
     version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    checkpoint = {"kind": "goal_vae", "loss": args.loss, "obs_is_state": args.obs_is_state, **game_part(spec), "sizes": sizes}
-    checkpoint |= {"scores": {k: round(v, 6) if np.isfinite(v) else None for k, v in scores.items()}, "args": dataclasses.asdict(args), "code_version": version}
-    save_checkpoint(folder, model, checkpoint)
+    save_checkpoint(folder, model, checkpoint | {"args": dataclasses.asdict(args), "code_version": version})
     if top:
-        print(
-            f"[DONE] top1 {known['top1']:.4f} = {known['top1'] / top['known']:.1%} of the ceiling {top['known']:.4f} (goal known); "
-            f"{hidden['top1']:.4f} = {hidden['top1'] / top['state']:.1%} of {top['state']:.4f} (state alone), {hidden['top1'] / top['history']:.1%} of {top['history']:.4f} (history)"
-        )
-    print(f"[DONE] checkpoint {folder}")
+        for suffix, what in (("", "distinct steps"), ("_all", "all steps")):
+            goal, state, past = top["known" + suffix], top["state" + suffix], top["history" + suffix]
+            with_goal, without = known["top1" + suffix], hidden["top1" + suffix]
+            print(
+                f"[DONE] {what}: top1 {with_goal:.4f} with the goal, {with_goal / goal:.1%} of the ceiling {goal:.4f};"
+                f" {without:.4f} without, {without / state:.1%} of {state:.4f} that the state alone allows"
+                f" ({without / past:.1%} of {past:.4f} with the player's history)"
+            )
+    print(f"[DONE] {elapsed(start, start_cpu)}; checkpoint {folder}")
     return folder
 
 

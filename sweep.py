@@ -605,9 +605,9 @@ def ray_task(ticket: int, folder: str, command: list[str], archive: bytes, input
                 (Path(work) / entry.name).symlink_to(entry)
         note(here, engine="ray", machine=machine())
         if report(progress={}):
-            return None, None
+            return 128 + signal.SIGTERM, None
         child = start_process(command, Path(work), here / "log.txt")
-        sent, sent_at, told = None, 0.0, False
+        sent, sent_at, told = checkpoint_stamp(here), 0.0, False
         try:
             while child.poll() is None:
                 time.sleep(min(1.0, every))
@@ -787,27 +787,25 @@ def run_sweep(sweep: Sweep, runs: list[Run], engine, again: str) -> int:
         told = {"sweep": sweep.name, "cell": run.cell.name, "seed": run.seed, "settings": run.cell.settings}
         note(run.folder, command=shlex.join(run.command()), failed=None, **told)
         screen.line(f"$ {shlex.join(run.command(resume))}")
+        run.error = ""
         engine.start(run, run.command(resume))
         active.append(run)
 
     def end(run: Run, code: int | str) -> None:
         active.remove(run)
-        done = run.state == "finished"
-        if done:
+        if run.state == "finished":
             finished.append(run)
             result = read_json(run.folder / "result.json")
             took.append(float(result.get("wall_time", 0)))
             value = final_value(result, sweep.metric)
             figure = "" if value is None else f" {sweep.metric} {value:.3f}"
             screen.line(f"[{len(finished)}/{len(runs)}] finished {run.name}{figure} in {clock(took[-1])}")
-        elif signals:
-            pass
-        elif code == LOST and run.losses < LOSSES:
+        elif code == LOST and run.losses < LOSSES and not signals:
             run.losses += 1
             screen.line(f"lost the worker of {run.name}: it goes on elsewhere from its last checkpoint")
             queue.appendleft(run)
             return  # keeps its lock
-        else:
+        elif not signals:
             run.failures += 1
             how = f"exit code {code}" if code else "it ended without a result.json"
             if run.failures < TRIES:
@@ -822,7 +820,8 @@ def run_sweep(sweep: Sweep, runs: list[Run], engine, again: str) -> int:
 
     def table() -> list[str]:
         width = max([20, *(len(run.name) for run in active)])
-        rows, left = [f"{'run':{width}}  {'step':>23}  {'return':>8}  {'left':>8}"], []
+        rows = [f"{'run':{width}}  {'step':>23}  {'return':>8}  {'left':>8}"]
+        left, whole = [], list(took)  # seconds: what the running ones still need, what a run takes
         for run in [*active, *elsewhere]:
             now = engine.progress(run, sweep.metric) if run in active else progress(run.folder, sweep.metric)
             total, step = run.cell.settings.get("total-timesteps"), now.get("step", 0)
@@ -833,19 +832,16 @@ def run_sweep(sweep: Sweep, runs: list[Run], engine, again: str) -> int:
             known = step and isinstance(total, (int, float)) and "seconds" in now
             if known:
                 left.append(max(0.0, now["seconds"] * (total - step) / step))
-                took_about.append(now["seconds"] * total / step)
+                whole.append(now["seconds"] * total / step)
             figure = f"{now['return']:.3f}" if "return" in now else "-"
             steps = f"{step:,.0f} / {total:,}" if isinstance(total, int) else f"{step:,.0f}"
             rows.append(f"{run.name:{width}}  {steps:>23}  {figure:>8}  {clock(left[-1] if known else None):>8}")
-        typical = took or took_about
         slots = max(1, min(engine.slots, len(active)))
-        remaining = (sum(left) + len(queue) * sum(typical) / len(typical)) / slots if typical else None
-        took_about.clear()
+        remaining = (sum(left) + len(queue) * sum(whole) / len(whole)) / slots if whole else None
         counts = f"{len(finished)} finished, {len(active)} running, {len(queue)} waiting, {len(failed)} failed"
         rows.append(f"{sweep.name}: {counts}; about {clock(remaining)} left")
         return rows
 
-    took_about: list[float] = []
     heard, drawn = 0, time.monotonic()
     while active or ((queue or elsewhere) and not signals):
         for run in list(active):
@@ -965,38 +961,41 @@ def colour(algorithm: str) -> str:
     return COLOURS.get(algorithm) or OTHER_COLOURS[zlib.crc32(algorithm.encode()) % len(OTHER_COLOURS)]
 
 
-def with_interval(values: list, statistic=None, digits: int = 3) -> str:
-    """Mean (or another statistic) of what was measured, with its interval, as a cell of a table."""
+def column(rows: list[dict], name: str) -> list[float]:
+    """What was measured of one figure."""
+    return [row[name] for row in rows if row.get(name) is not None]
+
+
+def with_interval(statistic, *samples, digits: int = 3) -> str:
+    """A statistic over seeds with its interval, as a cell of a table."""
     import numpy as np
 
-    values = [v for v in values if v is not None and math.isfinite(v)]
-    if not values:
+    if not all(samples):
         return "-"
-    statistic = statistic or np.mean
-    bounds = interval(statistic, values)
-    text = f"{statistic(np.array(values)):.{digits}f}"
+    bounds = interval(statistic, *samples)
+    text = f"{statistic(*map(np.array, samples)):.{digits}f}"
     return f"{text} [{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]" if bounds else f"{text} (1 seed)"
 
 
 def measure(sweep: Sweep, runs: list[Run]) -> dict[Run, dict]:
-    """Every figure of every finished run."""
-    measured = {}
+    """Every figure of every finished run, by the name it has in the CSV, and its curve."""
     curves = {run: curve(run.folder, sweep.metric) for run in runs if run.state == "finished"}
+    measured = {}
     for run, points in curves.items():
         result = read_json(run.folder / "result.json")
-        same_task = [p[-1][0] for r, p in curves.items() if r.cell.task == run.cell.task and p]
-        final = final_value(result, sweep.metric)
-        seconds, steps = result.get("wall_time"), result.get("global_step")
-        row = {"points": points, "final": final, "from_curve": final is None and bool(points)}
-        if row["from_curve"]:
-            row["final"] = points[-1][2]
-        row["auc"] = area(points, min(same_task)) if points else None
-        row["auc_until"] = min(same_task, default=None)
-        row["sps"] = steps / seconds if steps and seconds else None
-        row["minutes"] = seconds / 60 if seconds else None
-        row["reached"] = {threshold: first_at(points, threshold) for threshold in run.cell.thresholds}
-        row["at"] = {step: value_at(points, step) for step in sweep.at_steps}
-        measured[run] = row
+        final, seconds = final_value(result, sweep.metric), result.get("wall_time")
+        shortest = min((p[-1][0] for other, p in curves.items() if other.cell.task == run.cell.task and p), default=0)
+        row = {
+            "final": points[-1][2] if final is None and points else final,
+            "auc": area(points, shortest),
+            "sps": result.get("global_step", 0) / seconds if seconds else None,
+            "minutes": seconds / 60 if seconds else None,
+            **{f"at_{step}": value_at(points, step) for step in sweep.at_steps},
+        }
+        for threshold in run.cell.thresholds:
+            hit = first_at(points, threshold) or (None, None)
+            row[f"steps_to_{threshold:g}"], row[f"minutes_to_{threshold:g}"] = hit
+        measured[run] = row | {"points": points, "from_curve": final is None}
     return measured
 
 
@@ -1010,76 +1009,60 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     import numpy as np
 
     measured = measure(sweep, runs)
-    of = {c.name: [r for r in runs if r.cell is c] for c in sweep.cells}
-    done = {c.name: [measured[r] for r in of[c.name] if r in measured] for c in sweep.cells}
-    finals = {name: [row["final"] for row in rows if row["final"] is not None] for name, rows in done.items()}
+    of = {cell.name: [run for run in runs if run.cell is cell] for cell in sweep.cells}
+    done = {name: [measured[run] for run in mine if run in measured] for name, mine in of.items()}
     gaps, main, reached, early = [], [], [], []
     for cell in sweep.cells:
-        rows, base = done[cell.name], baseline_of(cell, sweep.cells)
-        states = [(r.seed, r.state) for r in of[cell.name] if r.state != "finished"]
-        if states:
-            words = ", ".join(f"seed {seed} {state}" for seed, state in states)
+        rows, base, names = done[cell.name], baseline_of(cell, sweep.cells), [cell.task, cell.name]
+        seeds, final = str(len(rows)), column(rows, "final")
+        if len(rows) < len(cell.seeds):
+            words = ", ".join(f"seed {run.seed} {run.state}" for run in of[cell.name] if run not in measured)
             gaps.append(f"{cell.name}: {len(rows)} of {len(cell.seeds)} seeds finished ({words})")
+            seeds = f"**{len(rows)} of {len(cell.seeds)}**"
         better = "baseline" if cell.baseline in (cell.name, cell.algorithm) else "-"
-        if base and finals[cell.name] and finals[base.name]:
-            x, y = np.array(finals[cell.name]), np.array(finals[base.name])
-            bounds = interval(p_improvement, x, y)
-            better = f"{p_improvement(x, y):.2f}" + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else " (1 seed)")
-        seeds = f"{len(rows)}" if not states else f"**{len(rows)} of {len(cell.seeds)}**"
-        names = [cell.task, cell.name]
-        sps = f"{np.mean([row['sps'] for row in rows if row['sps']]):,.0f}" if any(r["sps"] for r in rows) else "-"
-        minutes = [row["minutes"] for row in rows if row["minutes"]]
-        final = [with_interval(finals[cell.name]), with_interval(finals[cell.name], iqm)]
-        speed = [sps, f"{np.mean(minutes):.1f}" if minutes else "-"]
-        main.append([*names, cell.algorithm, seeds, *final, with_interval([r["auc"] for r in rows]), better, *speed])
+        if base:
+            better = with_interval(p_improvement, final, column(done[base.name], "final"), digits=2)
+        statistics = [with_interval(np.mean, final), with_interval(iqm, final)]
+        statistics += [with_interval(np.mean, column(rows, "auc")), better]
+        speed = [column(rows, "sps"), column(rows, "minutes")]
+        speed = [f"{np.mean(x):,.{digits}f}" if x else "-" for digits, x in enumerate(speed)]
+        main.append([*names, cell.algorithm, seeds, *statistics, *speed])
+        early.append([*names, *(with_interval(np.mean, column(rows, f"at_{step}")) for step in sweep.at_steps)])
         for threshold in cell.thresholds if rows else []:
-            hits = [row["reached"][threshold] for row in rows]
-            got = [hit for hit in hits if hit]
-            steps, mins = ([hit[i] for hit in got] for i in (0, 1))
-            figures = [f"{np.mean(steps):,.0f}", f"{np.mean(mins):.2f}"] if got else ["not reached", "-"]
-            each = ", ".join(f"{hit[0]:,.0f}" if hit else "not reached" for hit in hits) or "-"
-            reached.append([*names, f"{threshold:g}", f"{len(got)} of {len(rows)}", *figures, each])
-        early.append([*names, *(with_interval([row["at"][step] for row in rows]) for step in sweep.at_steps)])
+            steps, minutes = (column(rows, f"{kind}_to_{threshold:g}") for kind in ("steps", "minutes"))
+            means = [f"{np.mean(steps):,.0f}", f"{np.mean(minutes):.2f}"] if steps else ["not reached", "-"]
+            each = [row[f"steps_to_{threshold:g}"] for row in rows]
+            each = "; ".join("not reached" if step is None else f"{step:,.0f}" for step in each)
+            reached.append([*names, f"{threshold:g}", f"{len(steps)} of {len(rows)}", *means, each])
 
-    parts = [f"## {sweep.name}", sweep.description]
+    metric, parts = f"`{sweep.metric}`", [f"## {sweep.name}", sweep.description]
     if gaps:
         parts.append("**Not complete.** " + "; ".join(gaps) + ". The figures below are of the finished seeds only.")
-    metric = f"`{sweep.metric}`"
     header = ["task", "cell", "algorithm", "seeds", f"final {metric}, mean", "IQM", "mean over training (AUC)"]
     parts.append(markdown_table([*header, "P(better than baseline)", "steps/s", "minutes"], main))
     parts.append(f"![{sweep.name}: {sweep.metric} over environment steps]({sweep.name}.png)")
     if reached:
-        header = [
-            "task",
-            "cell",
-            "threshold",
-            "reached by",
-            "env steps (mean of those)",
-            "minutes (same)",
-            "seed by seed",
-        ]
-        parts.append(markdown_table(header, reached))
+        header = ["task", "cell", "threshold", "reached by", "env steps (mean of those)", "minutes (same)"]
+        parts.append(markdown_table([*header, "env steps, seed by seed"], reached))
     if sweep.at_steps:
-        head = ["task", "cell", *(f"{metric} at {step:,} steps" for step in sweep.at_steps)]
-        parts.append(markdown_table(head, early))
-    parts.append("\n".join(f"- {line}" for line in remarks(sweep, runs, measured)))
-    seeds = {cell.name: ", ".join(map(str, cell.seeds)) for cell in sweep.cells}
-    commands = "\n".join(
-        f"# {c.name}: seeds {seeds[c.name]}\n{shlex.join(of[c.name][0].command())}" for c in sweep.cells
-    )
-    whole = f"python sweep.py run {sweep.path.as_posix()}"
-    intro = "All runs, and below the command of each cell for its first seed (other seeds: `--seed`, `--run-dir`)"
-    block = f"{intro}:\n\n```bash\n{whole}\n\n{commands}\n```"
-    details = f"<details><summary>Commands and seeds</summary>\n\n{block}\n\n</details>"
+        header = ["task", "cell", *(f"{metric} at {step:,} steps" for step in sweep.at_steps)]
+        parts.append(markdown_table(header, early))
+    parts.append("\n".join(f"- {line}" for line in remarks(sweep, measured)))
+    commands = [f"python sweep.py run {Path(os.path.relpath(sweep.path)).as_posix()}"]
+    for cell in sweep.cells:
+        commands.append(f"\n# {cell.name}: seeds {', '.join(map(str, cell.seeds))}")
+        commands.append(shlex.join(of[cell.name][0].command()))
+    block = "\n".join(["```bash", *commands, "```"])
+    intro = "All runs at once, then the command of each cell for its first seed:"
+    parts.append(f"<details><summary>Commands and seeds</summary>\n\n{intro}\n\n{block}\n\n</details>")
     out.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join(part for part in [*parts, details] if part) + "\n"
-    (out / f"{sweep.name}.md").write_text(text, encoding="utf-8")
+    (out / f"{sweep.name}.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
     write_csv(sweep, runs, measured, out / f"{sweep.name}.csv")
     draw(sweep, done, out / f"{sweep.name}.png")
     return gaps
 
 
-def remarks(sweep: Sweep, runs: list[Run], measured: dict) -> list[str]:
+def remarks(sweep: Sweep, measured: dict) -> list[str]:
     """What a careful reader should know about the figures."""
     notes = [read_json(run.folder / "sweep.json") for run in measured]
     episodes = {run.cell.settings.get("final-eval-episodes") for run in measured} - {None}
@@ -1096,7 +1079,7 @@ def remarks(sweep: Sweep, runs: list[Run], measured: dict) -> list[str]:
         ends = {row["points"][-1][0] for run, row in measured.items() if run.cell.task == task and row["points"]}
         if len(ends) > 1:
             lines.append(f"{task}: runs differ in length; AUC is taken up to {min(ends):,.0f} steps for all.")
-    if any(row["from_curve"] for row in measured.values()):
+    if any(row["from_curve"] and row["points"] for row in measured.values()):
         lines.append(f"Some final evaluations hold no `{sweep.metric}`: the last value of the curve stands for them.")
     if any(row["final"] is None for row in measured.values()):
         lines.append(f"Some finished runs hold no `{sweep.metric}` at all.")
@@ -1110,38 +1093,29 @@ def write_csv(sweep: Sweep, runs: list[Run], measured: dict, path: Path) -> None
     """One line per run, then per cell the mean and IQM over its finished seeds with their intervals."""
     import numpy as np
 
-    thresholds = sorted({threshold for cell in sweep.cells for threshold in cell.thresholds})
-
-    def figures(row: dict) -> dict:
-        values = {"final": row["final"], "auc": row["auc"], "sps": row["sps"], "minutes": row["minutes"]}
-        values |= {f"at_{step}": row["at"][step] for step in sweep.at_steps}
-        for threshold in thresholds:
-            hit = row["reached"].get(threshold)
-            values |= {f"steps_to_{threshold:g}": hit and hit[0], f"minutes_to_{threshold:g}": hit and hit[1]}
-        return values
-
-    names = ["final", "auc", "sps", "minutes", *(f"at_{step}" for step in sweep.at_steps)]
-    names += [f"{kind}_to_{threshold:g}" for threshold in thresholds for kind in ("steps", "minutes")]
+    names = [name for row in measured.values() for name in row if name not in ("points", "from_curve")]
+    names = list(dict.fromkeys(names))
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["task", "cell", "algorithm", "row", "state", *names, "command"], restval="")
         writer.writeheader()
         for cell in sweep.cells:
-            mine, rows = {"task": cell.task, "cell": cell.name, "algorithm": cell.algorithm}, []
+            about, rows = {"task": cell.task, "cell": cell.name, "algorithm": cell.algorithm}, []
             for run in (run for run in runs if run.cell is cell):
-                values = figures(measured[run]) if run in measured else {}
-                rows += [values] if values else []
-                start = {"row": f"seed {run.seed}", "state": run.state, "command": shlex.join(run.command())}
-                writer.writerow(mine | start | {k: "" if v is None else v for k, v in values.items()})
+                rows += [measured[run]] if run in measured else []
+                figures = {k: v for k, v in measured.get(run, {}).items() if k in names and v is not None}
+                row = {"row": f"seed {run.seed}", "state": run.state, "command": shlex.join(run.command())}
+                writer.writerow(about | row | figures)
+            about["state"] = f"{len(rows)} of {len(cell.seeds)} seeds"
             for label, statistic in (("mean", np.mean), ("iqm", iqm)):
                 summary = {label: {}, f"{label} low": {}, f"{label} high": {}}
                 for name in names:
-                    values = [row[name] for row in rows if row[name] is not None]
-                    if values and ("_to_" not in name or len(values) == len(rows)):  # not all reached it: no mean
+                    values = column(rows, name)
+                    if values and len(values) == len(rows):  # no mean of a threshold that some did not reach
                         summary[label][name] = statistic(np.array(values))
                         if bounds := interval(statistic, values):
                             summary[f"{label} low"][name], summary[f"{label} high"][name] = bounds
-                for row, values in summary.items():
-                    writer.writerow(mine | {"row": row, "state": f"{len(rows)} of {len(cell.seeds)} seeds"} | values)
+                for row, figures in summary.items():
+                    writer.writerow(about | {"row": row} | figures)
 
 
 def draw(sweep: Sweep, done: dict[str, list[dict]], path: Path) -> None:

@@ -39,16 +39,28 @@ from tqdm import tqdm
 
 import envs
 from envs import ConfigError
-from envs.grid import BLOCK, FIRST_INTERACTION, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
-from envs.players import RulePlayers
-from pretrain_vae import check_game, fresh_folder, game_part, load_weights, mlp, read_spec, save_checkpoint
+from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridEnv, GridGame, T
+from envs.roles import Seats
+from pretrain_vae import (
+    check_game,
+    check_limits,
+    elapsed,
+    fresh_folder,
+    game_part,
+    load_weights,
+    mlp,
+    one_line,
+    read_spec,
+    save_checkpoint,
+)  # fmt: skip
 
-NUM_ENVS = 256  # played at a time while data is made
+NUM_ENVS = 256  # at most, played at a time while data is made
 HERE, LEFT_BOARD = 4, 5  # outcomes of a player: moved 0 UP, 1 DOWN, 2 LEFT, 3 RIGHT; stands still; is gone
 IMPOSSIBLE = -1e9  # logit of what the rules exclude
 MAX_REWARD_VALUES = 512
 
-Policy = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # obs (B, N, H, W, C), legal (B, N, A), t (B,) -> (B, N)
+# obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N)
+Policy = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass
@@ -67,12 +79,12 @@ class Args:
     env_id: str = "msh-4h1s-4x4"
     """a grid game"""
     lineups: tuple[str, ...] = ()
-    """who plays: each a comma list of roles, one per seat or one for all; equal shares of the transitions;
-    empty: `random`, `mix` and each seeker of the game alone"""
+    """who plays: each a comma list of roles (rule-based names or checkpoints), one per seat or one for all; equal
+    shares of the transitions; empty: `random`, `mix`, and each seeker of the game in all seats"""
     policy: str = ""
-    """a checkpoint of a trained policy, whose play gets a share like a line-up's; empty: none"""
+    """a run folder or checkpoint whose policy plays all seats and gets a share like a line-up's; empty: none"""
     noise: float = 0.1
-    """how often a player of a line-up does a random legal action instead of its own"""
+    """how often a player does a random legal action instead of its own"""
     num_transitions: int = 50_000
     """steps of the game to collect (each shows what happened to all players)"""
     val_share: float = 0.1
@@ -85,7 +97,7 @@ class Args:
     """weight of each plane in the loss, own plane first (a known variant: 2 2 2 2 1 1 1); empty: all 1"""
     hidden: int = 128
     """width of all layers"""
-    epochs: int = 10
+    epochs: int = 8
     """passes over the training transitions"""
     batch_size: int = 256
     """transitions per update"""
@@ -211,9 +223,10 @@ class WorldModel(nn.Module):
         num_cells = board.shape[1]
         place = torch.where(cells == GONE, num_cells, cells)
         to = torch.cat([self.neighbours[place], place[:, :, None]], 2)
-        players = torch.zeros(num_rows, num_players, num_cells + 1).scatter_add(2, to, out.moves[:, :, :LEFT_BOARD].exp())
-        rest = torch.stack([(board == BLOCK).float()] + [(board == ITEM + k) * out.stays for k in range(len(self.game.kinds))], 2)
-        planes = torch.cat([players[:, :, :num_cells].transpose(1, 2), rest], 2)
+        players = torch.zeros(num_rows, num_players, num_cells + 1)
+        players = players.scatter_add(2, to, out.moves[:, :, :LEFT_BOARD].exp())[:, :, :num_cells]
+        items = [(board == ITEM + kind) * out.stays for kind in range(len(self.game.kinds))]
+        planes = torch.cat([players.transpose(1, 2), torch.stack([(board == BLOCK).float(), *items], 2)], 2)
         return planes.view(num_rows, *self.game.obs_shape)
 
     @torch.no_grad()
@@ -226,8 +239,8 @@ class WorldModel(nn.Module):
         planes = to_planes(next_cells, next_board, self.game)
         chance = out.reward[:, 0].exp()
         return {
-            "planes": self.soft_planes(cells, board, out), "reward": chance @ self.reward_values, "end": torch.sigmoid(out.end),
-            "next_planes": planes, "reward_mode": self.reward_values[chance.argmax(1)],
+            "planes": self.soft_planes(cells, board, out), "reward": chance @ self.reward_values,
+            "end": torch.sigmoid(out.end), "next_planes": planes, "reward_mode": self.reward_values[chance.argmax(1)],
         }  # fmt: skip
 
     def most_likely(self, cells: torch.Tensor, board: torch.Tensor, out: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
@@ -287,8 +300,8 @@ class PlanesModel(nn.Module):
     @torch.no_grad()
     def predict(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> dict[str, torch.Tensor]:
         planes, reward, end = self(obs, actions, t)
-        rounded = (planes > 0.5).float()
-        return {"planes": planes, "reward": reward, "end": torch.sigmoid(end), "next_planes": rounded, "reward_mode": reward}
+        out = {"planes": planes, "reward": reward, "end": torch.sigmoid(end)}
+        return out | {"next_planes": (planes > 0.5).float(), "reward_mode": reward}
 
     @torch.no_grad()
     def imagine(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -310,6 +323,7 @@ class PlanesModel(nn.Module):
             mine = first == viewer
             next_cells[mine] = seen[mine][:, [(k - viewer) % num_players for k in range(num_players)]]
             next_board[mine], over[mine] = code[mine], (out["end"] > 0.5)[mine]
+        next_cells[cells == GONE] = GONE
         return to_states(states, next_cells, next_board), reward.numpy(), over.numpy()
 
 
@@ -342,7 +356,8 @@ def from_planes(obs: torch.Tensor, game: GridGame) -> tuple[torch.Tensor, torch.
 def to_planes(cells: torch.Tensor, board: torch.Tensor, game: GridGame) -> torch.Tensor:
     """The reverse: (B, H, W, C) float of 0/1, players in the order given (also for a viewer that left)."""
     players = F.one_hot(cells + 1, board.shape[1] + 1)[:, :, 1:].transpose(1, 2)
-    return torch.cat([players, F.one_hot(board, 2 + len(game.kinds))[:, :, 1:]], 2).view(len(cells), *game.obs_shape).float()
+    planes = torch.cat([players, F.one_hot(board, 2 + len(game.kinds))[:, :, 1:]], 2)
+    return planes.view(len(cells), *game.obs_shape).float()
 
 
 class Imagined(NamedTuple):
@@ -365,99 +380,84 @@ def rollout(model: WorldModel | PlanesModel, states: np.ndarray, policies: Polic
     (steps, B, N). Legality is computed from the imagined board, and an illegal action is STAY, as in the game; an
     episode ends when the model says so.
     """
-    game, num = model.game, len(states)
+    game = model.game
     states = np.array(states, np.int16)
-    over = ~game.alive(states).any(1)
-    kept: list[list[np.ndarray]] = [[] for _ in Imagined._fields]
+    over = game.over(states)
+    history = []
     for step in range(steps):
-        legal = game.legal(states)
-        alive = game.alive(states) & ~over[:, None]
-        actions = policies(game.observe(states), legal, states[:, T].astype(np.int32)) if callable(policies) else policies[step]
-        allowed = np.take_along_axis(legal, np.asarray(actions, np.int64)[:, :, None], 2)[:, :, 0]
-        actions = np.where(allowed & alive, actions, STAY)
-        after, reward, end = states.copy(), np.zeros((num, game.num_players), np.float32), np.zeros(num, bool)
+        legal, alive = game.legal(states), game.alive(states) & ~over[:, None]
+        t = states[:, T].astype(np.int32)
+        actions = policies(game.observe(states), legal, t) if callable(policies) else policies[step]
+        actions = np.asarray(actions, np.int64)
+        actions = np.where(np.take_along_axis(legal, actions[:, :, None], 2)[:, :, 0] & alive, actions, STAY)
+        after, reward, end = states.copy(), np.zeros(alive.shape, np.float32), np.zeros(len(states), bool)
         on = np.flatnonzero(~over)
         if len(on):
             after[on], reward[on], end[on] = model.imagine(states[on], actions[on])
-        left = alive & ~game.alive(after)
-        nothing_left = ~(after[:, PLAYERS + game.num_players :] >= ITEM).any(1)
-        stuck = end[:, None] & alive & ~left
-        for store, value in zip(
-            kept,
-            (states, actions, legal, alive, np.where(alive, reward, 0), left | (stuck & nothing_left[:, None]), stuck & ~nothing_left[:, None], over),
-            strict=True,
-        ):
-            store.append(value)
-        over = over | end | ~game.alive(after).any(1)
-        states = after
-    kept[0].append(states)
-    kept[7].append(over)
-    return Imagined(*(np.stack(values) for values in kept))
+        on_board = game.alive(after)
+        end |= ~over & ~on_board.any(1)
+        items_left = (after[:, PLAYERS + game.num_players :] >= ITEM).any(1)
+        terminated = alive & (~on_board | (end & ~items_left)[:, None])
+        truncated = alive & on_board & (end & items_left)[:, None]
+        history.append((states, actions, legal, alive, reward, terminated, truncated, over))
+        states, over = after, over | end
+    columns = [np.stack(column) for column in zip(*history, strict=True)]
+    columns[0] = np.append(columns[0], states[None], 0)
+    columns[-1] = np.append(columns[-1], over[None], 0)
+    return Imagined(*columns)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # data
 # ---------------------------------------------------------------------------------------------------------------------
 
-COLUMNS = {"states": np.int16, "actions": np.int64, "next_states": np.int16, "reward": np.float32, "end": np.bool_, "episode": np.int64}
+COLUMNS = {
+    "states": np.int16,  # (M, L) as in envs/grid.py
+    "actions": np.int64,  # (M, N), STAY of who left
+    "next_states": np.int16,  # (M, L)
+    "reward": np.float32,  # (M, N)
+    "end": np.bool_,  # (M,) the episode ended with this step
+    "episode": np.int64,  # (M,)
+}
 
 
-def noisy(policy: Policy, noise: float, generator: np.random.Generator) -> Policy:
-    """`policy`, but each action is with probability `noise` a random legal one."""
-
-    def act(obs: np.ndarray, legal: np.ndarray, t: np.ndarray) -> np.ndarray:
-        other = (generator.random(legal.shape) * legal).argmax(2)
-        return np.where(generator.random(other.shape) < noise, other, policy(obs, legal, t))
-
-    return act
-
-
-def play(env: envs.GridEnv, policy: Policy, num: int, first_episode: int) -> dict[str, np.ndarray]:
-    """`num` transitions of running episodes, as data columns."""
-    episode = first_episode + np.arange(env.num_envs)
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+def play(env: GridEnv, seats: Seats, noise: float, num: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """`num` transitions of running episodes, as data columns; episodes are numbered from 0."""
+    episode, next_episode = np.arange(env.num_envs), env.num_envs
+    steps = []
     for _ in range(-(-num // env.num_envs)):
-        states, actions = env.states.copy(), np.asarray(policy(env.obs, env.legal, env.t), np.int64)
+        states = env.states.copy()
+        actions, other = seats.act(), (generator.random(env.legal.shape) * env.legal).argmax(2)
+        actions = np.where((generator.random(other.shape) < noise) & env.alive, other, actions)
         after = env.game.simulate(states, actions)  # the env itself goes on to the next episode where this one ends
         _, _, _, _, info = env.step(actions)
-        step = (states, np.where(env.game.alive(states), actions, STAY), after.states, after.reward, info["done"].copy(), episode.copy())
-        for name, value in zip(COLUMNS, step, strict=True):
-            parts[name].append(value)
-        episode[info["done"]] = episode.max() + 1 + np.arange(info["done"].sum())
-    return {name: np.concatenate(values) for name, values in parts.items()}
+        seats.watch(actions, info)
+        done = info["done"].copy()
+        steps.append((states, actions, after.states, after.reward, done, episode.copy()))
+        episode[done] = next_episode + np.arange(done.sum())
+        next_episode += int(done.sum())
+    return {name: np.concatenate(values)[:num] for name, values in zip(COLUMNS, zip(*steps, strict=True), strict=True)}
 
 
-def load_policy(path: str, spec: EnvSpec, seed: int) -> Policy:
-    """A trained policy as a function for `play` and `rollout`."""
-    from evaluate import load_players
-
-    return load_players(path, spec, seed)
-
-
-def behaviours(args: Args, game: GridGame, seeds: list[np.random.SeedSequence]) -> dict[str, Policy]:
-    """The players whose games are recorded: name -> policy of all seats."""
-    texts = args.lineups or ("random", "mix", *game.seekers)
-    draws, generator = np.random.default_rng(seeds[0]), np.random.default_rng(seeds[1])
-    out: dict[str, Policy] = {}
-    for text in texts:
-        roles = text.split(",") * (game.num_players if "," not in text else 1)
-        out[text] = noisy(RulePlayers(game, roles, NUM_ENVS, int(draws.integers(2**31))).act, args.noise, generator)
-    if args.policy:
-        out[args.policy] = load_policy(args.policy, game.spec(), int(draws.integers(2**31)))
-    return out
-
-
-def collect(args: Args, game: GridGame, seeds: np.random.SeedSequence) -> dict[str, Any]:
-    env_seed, *other_seeds = seeds.spawn(3)
-    draws, parts, episodes = np.random.default_rng(env_seed), [], 0
-    players = behaviours(args, game, other_seeds)
-    for name, policy in players.items():
-        env = envs.make(args.env_id, num_envs=NUM_ENVS, seed=int(draws.integers(2**31)))
-        part = play(env, policy, -(-args.num_transitions // len(players)), episodes)
-        episodes = part["episode"].max() + 1
-        print(f"[DATA]   {name}: {len(part['end'])} transitions, {len(np.unique(part['episode']))} episodes, {(part['reward'] != 0).any(1).mean():.1%} with a reward")
+def collect(args: Args, game: GridGame, seeds: np.random.SeedSequence, num: int) -> dict[str, Any]:
+    """`num` transitions in equal shares of the line-ups (and of the trained policy), with `noise`."""
+    generator, parts, first_episode = np.random.default_rng(seeds), [], 0
+    lineups = [*(args.lineups or ("random", "mix", *game.seekers)), *([args.policy] if args.policy else [])]
+    for k, lineup in enumerate(lineups):
+        env_seed, seats_seed = (int(seed) for seed in generator.integers(2**31, size=2))
+        roles = lineup.split(",") * (1 if "," in lineup else game.num_players)
+        if len(roles) != game.num_players:
+            raise ConfigError(f"line-up '{lineup}' has {len(roles)} roles; {game.env_id} needs 1 or {game.num_players}")
+        share = num * (k + 1) // len(lineups) - num * k // len(lineups)
+        env = GridEnv(game, max(1, min(NUM_ENVS, share // 40)), env_seed)  # long enough to hold whole episodes
+        part = play(env, Seats(env, roles, None, seats_seed), args.noise, share, generator)
+        part["episode"] += first_episode
+        first_episode = part["episode"].max() + 1
+        paid = (part["reward"] != game.config.time_reward).any(1).mean()
+        episodes = len(np.unique(part["episode"]))
+        print(f"[DATA]   {lineup}: {share} transitions of {episodes} episodes, {paid:.1%} with a reward")
         parts.append(part)
-    data = {name: np.concatenate([part[name] for part in parts])[: args.num_transitions + len(parts) * NUM_ENVS] for name in COLUMNS}
+    data = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
     return data | {"meta": {"kind": "transitions", "obs_is_state": False, **game_part(game.spec())}}
 
 
@@ -477,23 +477,26 @@ def load_data(path: str | Path, game: GridGame) -> dict[str, Any]:
             data = {name: file[name].astype(dtype) for name, dtype in COLUMNS.items()}
     except FileNotFoundError:
         raise ConfigError(f"data file '{path}' does not exist") from None
-    except (OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"data file '{path}' cannot be read: {' '.join(str(error).split())[:200]}") from None
+    except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"data file '{path}' cannot be read: {one_line(error)}") from None
     if not isinstance(meta, dict) or meta.get("kind") != "transitions":
         raise ConfigError(f"data file '{path}' is no data of train_world_model.py")
     check_game(f"data file '{path}'", meta, game.spec(), False)
     num, seats, size = len(data["end"]), game.num_players, game.state_size
-    shapes = {"states": (num, size), "next_states": (num, size), "actions": (num, seats), "reward": (num, seats), "end": (num,), "episode": (num,)}
+    shapes = {"states": (num, size), "next_states": (num, size), "actions": (num, seats), "reward": (num, seats)}
+    shapes |= {"end": (num,), "episode": (num,)}
     if num == 0 or any(data[name].shape != shape for name, shape in shapes.items()):
         raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
     cells = game.config.height * game.config.width
     for name in ("states", "next_states"):
         players, board = data[name][:, PLAYERS : PLAYERS + seats], data[name][:, PLAYERS + seats :]
-        good = (players >= GONE).all() and (players < cells).all() and (board >= 0).all() and (board < ITEM + len(game.kinds)).all()
-        if not good or (data[name][:, T] < 0).any() or (data[name][:, T] > game.config.horizon).any():
+        good = (players >= GONE) & (players < cells)
+        good = good.all() and ((board >= 0) & (board < ITEM + len(game.kinds))).all()
+        if not good or not ((data[name][:, T] >= 0) & (data[name][:, T] <= game.config.horizon)).all():
             raise ConfigError(f"data file '{path}' is damaged: column '{name}' has cells that cannot be")
-    if (data["actions"] < 0).any() or (data["actions"] >= game.num_actions).any() or not np.isfinite(data["reward"]).all():
-        raise ConfigError(f"data file '{path}' is damaged: it has unknown actions or numbers that are not finite")
+    known = ((data["actions"] >= 0) & (data["actions"] < game.num_actions)).all()
+    if not known or not np.isfinite(data["reward"]).all() or not game.alive(data["states"]).any(1).all():
+        raise ConfigError(f"data file '{path}' is damaged: unknown actions, empty boards or infinite rewards")
     return data | {"meta": meta}
 
 
@@ -509,17 +512,21 @@ def views(data: dict[str, Any], game: GridGame, chunk: int = 4096):
         order = [(viewer + k) % game.num_players for k in range(game.num_players)]
         for lo in range(0, len(rows_on), chunk):
             rows = rows_on[lo : lo + chunk]
-            (cells, board, t), (next_cells, next_board, _) = (from_states(data[name][rows], game) for name in ("states", "next_states"))
+            cells, board, t = from_states(data["states"][rows], game)
+            next_cells, next_board, _ = from_states(data["next_states"][rows], game)
             yield rows, {
-                "obs": to_planes(cells[:, order], board, game), "next_obs": to_planes(next_cells[:, order], next_board, game),
-                "actions": torch.from_numpy(data["actions"][rows][:, order]), "t": t, "player": viewer,
-                "reward": torch.from_numpy(data["reward"][rows, viewer]), "end": torch.from_numpy(data["end"][rows]),
-            }  # fmt: skip
+                "obs": to_planes(cells[:, order], board, game),
+                "next_obs": to_planes(next_cells[:, order], next_board, game),
+                "actions": torch.from_numpy(data["actions"][rows][:, order]),
+                "t": t,
+                "reward": torch.from_numpy(data["reward"][rows, viewer]),
+                "end": torch.from_numpy(data["end"][rows]),
+            }
 
 
 def impossible(before: torch.Tensor, after: torch.Tensor, game: GridGame) -> torch.Tensor:
-    """(B,) bool: no rules allow 0/1 planes `after` to follow `before`: somebody is in two cells, jumped, entered a block,
-    came back, vanished where there was nothing to take; a block changed; an item appeared."""
+    """(B,) bool: 0/1 planes `after` cannot follow `before`: somebody is in two cells, jumped, entered a block, came
+    back, or vanished where there was nothing to take; a block changed; an item appeared."""
     seats = game.num_players
     old, new = before[..., :seats].flatten(1, 2), after[..., :seats].flatten(1, 2)  # (B, H*W, N)
     blocks, items = before[..., seats].flatten(1)[:, :, None], before[..., seats + 1 :].sum(3).flatten(1)[:, :, None]
@@ -535,38 +542,37 @@ def impossible(before: torch.Tensor, after: torch.Tensor, game: GridGame) -> tor
 
 def judge(model: WorldModel | PlanesModel, data: dict[str, Any]) -> dict[str, Any]:
     """All scores of one-step predictions, over every view of every transition."""
-    game, num_views = model.game, 0
-    square, exact, possible, rewards = 0.0, [], [], []
-    ends, end_hits, rewarded_hits = [], [], []
-    rewarded = (np.abs(data["reward"] - game.config.time_reward) > 1e-6).any(1)  # the flattering majority left out
+    game, square = model.game, torch.zeros(model.game.obs_shape[2], dtype=torch.float64)
+    per_view: dict[str, list[np.ndarray]] = {}
     for rows, view in views(data, game):
         out = model.predict(view["obs"], view["actions"], view["t"])
-        square = square + (out["planes"] - view["next_obs"]).double().pow(2).sum((0, 1, 2))
-        num_views += len(rows)
-        hit = (out["next_planes"] == view["next_obs"]).flatten(1).all(1).numpy()
-        exact.append(hit)
-        rewarded_hits.append(hit[rewarded[rows]])
-        possible.append(~impossible(view["obs"], out["next_planes"], game).numpy())
-        rewards.append(torch.stack([view["reward"], out["reward_mode"]], 1).numpy())
-        ends.append(data["end"][rows])
-        end_hits.append(((out["end"] > 0.5) == view["end"]).numpy())
-    channel_mse = (square / (num_views * game.config.height * game.config.width)).tolist()
-    truth, guess = np.concatenate(rewards).astype(np.float64).T
-    ends, end_hits, rewarded_hits = np.concatenate(ends), np.concatenate(end_hits), np.concatenate(rewarded_hits)
-    obs_mse = float(np.mean(channel_mse))
-    values = {}
-    for value in np.unique(truth.round(4)):
-        these = np.abs(truth - value) < 1e-3
-        error = truth[these] - guess[these]
-        values[f"{value:.4g}"] = {"count": int(these.sum()), "mse": float((error**2).mean()), "exact": float((np.abs(error) < 0.01).mean())}
-    return {
-        "transitions": len(data["end"]), "views": num_views, "obs_mse": obs_mse, "psnr": float(-10 * np.log10(max(obs_mse, 1e-12))),
-        "channel_mse": dict(zip(game.plane_names, channel_mse, strict=True)), "exact": float(np.concatenate(exact).mean()),
-        "exact_rewarded": float(rewarded_hits.mean()) if len(rewarded_hits) else float("nan"), "rewarded": float(rewarded.mean()),
-        "reward_mse": float(((truth - guess) ** 2).mean()), "reward_by_value": values,
-        "end_accuracy": float(end_hits.mean()), "end_recall": float(end_hits[ends].mean()) if ends.any() else float("nan"),
-        "impossible": float(1 - np.concatenate(possible).mean()),
-    }  # fmt: skip
+        square += (out["planes"] - view["next_obs"]).double().pow(2).sum((0, 1, 2))
+        for name, values in {
+            "row": torch.from_numpy(rows),
+            "exact": (out["next_planes"] == view["next_obs"]).flatten(1).all(1),
+            "impossible": impossible(view["obs"], out["next_planes"], game),
+            "reward": view["reward"].double(),
+            "reward_error": out["reward_mode"].double() - view["reward"],
+            "end": view["end"],
+            "end_right": (out["end"] > 0.5) == view["end"],
+        }.items():
+            per_view.setdefault(name, []).append(values.numpy())
+    v = {name: np.concatenate(values) for name, values in per_view.items()}
+    rewarded = (np.abs(data["reward"] - game.config.time_reward) > 1e-6).any(1)[v["row"]]  # somebody took something
+    channel_mse = (square / (len(v["row"]) * game.config.height * game.config.width)).tolist()
+    by_value = {}
+    for value in np.unique(v["reward"].round(4)):
+        error = v["reward_error"][np.abs(v["reward"] - value) < 1e-3]
+        exact = float((np.abs(error) < 0.01).mean())
+        by_value[f"{value:.4g}"] = {"count": len(error), "mse": float((error**2).mean()), "exact": exact}
+    scores = {"transitions": len(data["end"]), "views": len(v["row"]), "obs_mse": float(np.mean(channel_mse))}
+    scores["psnr"] = float(-10 * np.log10(max(scores["obs_mse"], 1e-12)))
+    scores |= {"channel_mse": dict(zip(game.plane_names, channel_mse, strict=True)), "exact": float(v["exact"].mean())}
+    scores["exact_rewarded"] = float(v["exact"][rewarded].mean()) if rewarded.any() else float("nan")
+    scores |= {"reward_mse": float((v["reward_error"] ** 2).mean()), "reward_by_value": by_value}
+    scores["end_accuracy"] = float(v["end_right"].mean())
+    scores["end_recall"] = float(v["end_right"][v["end"]].mean()) if v["end"].any() else float("nan")
+    return scores | {"impossible": float(v["impossible"].mean())}
 
 
 def sequences(data: dict[str, Any], steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -593,7 +599,7 @@ def sequences(data: dict[str, Any], steps: int) -> tuple[np.ndarray, np.ndarray,
 
 def error_growth(model: WorldModel | PlanesModel, data: dict[str, Any], steps: int = 10) -> dict[str, list[float]]:
     """Imagine recorded action sequences: after 1..steps steps, the share of boards that are exact, of runs that were
-    exact (board and end) so far, the share of misplaced players, and the mean error of the return."""
+    exact (board and end) all the way, of misplaced players, and of ends that are right."""
     actions, states, over = sequences(data, steps)
     if not len(states[0]):
         return {}
@@ -603,15 +609,16 @@ def error_growth(model: WorldModel | PlanesModel, data: dict[str, Any], steps: i
     seats = slice(PLAYERS, PLAYERS + model.game.num_players)
     misplaced = (out.states[:, :, seats] != states[:, :, seats]).mean((1, 2))
     return {
-        "exact": same[1:].mean(1).tolist(), "all_exact": so_far[1:].mean(1).tolist(),
-        "misplaced": misplaced[1:].tolist(), "ends_right": (out.done == over)[1:].mean(1).tolist(), "runs": [int(same.shape[1])] * steps,
+        "exact": same[1:].mean(1).tolist(), "all_exact": so_far[1:].mean(1).tolist(), "runs": [same.shape[1]] * steps,
+        "misplaced": misplaced[1:].tolist(), "ends_right": (out.done == over)[1:].mean(1).tolist(),
     }  # fmt: skip
 
 
 def show(title: str, scores: dict[str, Any]) -> str:
     return (
-        f"[{title}] exact {scores['exact']:.5f}, on rewarded steps {scores['exact_rewarded']:.5f}; obs MSE {scores['obs_mse']:.2e} (PSNR {scores['psnr']:.1f} dB); "
-        f"reward MSE {scores['reward_mse']:.2e}; ends {scores['end_accuracy']:.5f}; impossible {scores['impossible']:.5f}"
+        f"[{title}] exact {scores['exact']:.5f}, on rewarded steps {scores['exact_rewarded']:.5f};"
+        f" obs MSE {scores['obs_mse']:.2e} (PSNR {scores['psnr']:.1f} dB); reward MSE {scores['reward_mse']:.2e};"
+        f" ends {scores['end_accuracy']:.5f}; impossible {scores['impossible']:.5f}"
     )
 
 
@@ -632,17 +639,21 @@ def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None) -> tuple[Wo
         check_game("checkpoint", found, spec, False)
     sizes, config = found.get("sizes"), found.get("config")
     values = sizes.get("reward_values") if isinstance(sizes, dict) else None
-    good = isinstance(values, list) and 0 < len(values) <= MAX_REWARD_VALUES and all(type(v) in (int, float) for v in values)
-    good = good and type(sizes.get("planes")) is bool and type(sizes.get("hidden")) is int and 0 < sizes["hidden"] <= 16384
-    if not good or not isinstance(config, dict):
+    good = isinstance(values, list) and 0 < len(values) <= MAX_REWARD_VALUES and isinstance(config, dict)
+    good = good and all(type(value) in (int, float) and abs(value) < 1e9 for value in values)
+    good = good and type(sizes.get("planes")) is bool and type(sizes.get("hidden")) is int
+    if not good or not 0 < sizes["hidden"] <= 8192:
         raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
-    game = envs.game(str(found.get("env_id")), **{str(k): tuple(v) if isinstance(v, list) else v for k, v in config.items()})
-    with torch.device("meta"):
-        model = make_model(sizes, game)
-    load_weights(model, folder / "weights.safetensors")
-    fresh = make_model(sizes, game)  # brings the buffers that are computed, not stored
-    fresh.load_state_dict(model.state_dict())
-    return fresh.eval(), found
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+    board = [config.get(name) for name in ("height", "width", "num_players")]
+    if not all(type(size) is int and 0 < size <= 1000 for size in board):
+        raise ConfigError(f"'{folder / 'spec.json'}' has no usable board: {str(config)[:200]}")
+    game = envs.game(str(found.get("env_id")), **settings)
+    with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
+        tensors = load_weights(make_model(sizes, game), folder / "weights.safetensors")
+    model = make_model(sizes, game)
+    model.load_state_dict(tensors)
+    return model.eval(), found
 
 
 def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bool = False) -> Path | None:
@@ -664,39 +675,35 @@ def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bo
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def check_args(args: Args) -> None:
-    if args.env_id not in GridGame.registry:
-        raise ConfigError(f"the world model is for grid games ({', '.join(sorted(GridGame.registry))}), not '{args.env_id}'")
-    for name, least in (("seed", 0), ("num_transitions", 100), ("hidden", 1), ("epochs", 1), ("batch_size", 1), ("torch_threads", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    for name, low, high in (("val_share", 0.01, 0.9), ("noise", 0.0, 1.0), ("learning_rate", 1e-9, 1.0)):
-        if not low <= getattr(args, name) <= high:
-            raise ConfigError(f"--{name.replace('_', '-')} must be from {low:g} to {high:g}, not {getattr(args, name)}")
-    planes = envs.spec(args.env_id).plane_names
-    if len(args.channel_weights) not in (0, len(planes)) or any(not 0 <= w <= 1e6 for w in args.channel_weights):
-        raise ConfigError(f"--channel-weights needs one weight for each of {', '.join(planes)}, not {args.channel_weights}")
+LIMITS = {
+    "seed": (0, 2**32), "num_transitions": (100, 10**9), "hidden": (1, 8192), "epochs": (1, 10**6), "noise": (0.0, 1.0),
+    "batch_size": (1, 10**9), "torch_threads": (1, 1024), "val_share": (0.01, 0.9), "learning_rate": (1e-9, 1.0),
+}  # fmt: skip
 
 
 def train(args: Args) -> Path:
     """The whole experiment; returns the folder of the checkpoint."""
-    check_args(args)
+    check_limits(args, LIMITS)
     torch.set_num_threads(args.torch_threads)
+    start, start_cpu = time.perf_counter(), time.process_time()
 
     # seeding
     play_seed, split_seed, torch_seed = np.random.SeedSequence(args.seed).spawn(3)
-    split_generator = np.random.default_rng(split_seed)
     torch.manual_seed(int(torch_seed.generate_state(1)[0]))
 
     # env setup
     game = envs.game(args.env_id)
+    weights = torch.tensor(args.channel_weights or (1.0,) * game.obs_shape[2])
+    if len(weights) != game.obs_shape[2] or not ((weights >= 0) & (weights <= 1e6)).all():
+        given = ", ".join(map(str, args.channel_weights))
+        raise ConfigError(f"--channel-weights needs a weight for each of {', '.join(game.plane_names)}, not {given}")
 
     # data
     if args.data:
         data = load_data(args.data, game)
     else:
         print(f"[DATA] {args.env_id}: playing {args.num_transitions} transitions")
-        data = collect(args, game, play_seed)
+        data = collect(args, game, play_seed, args.num_transitions)
     folder = fresh_folder(args.out_dir, "world_model")
     if not args.data:
         path = Path(args.out_dir) / "data" / f"{args.env_id}__{folder.name}.npz"
@@ -704,10 +711,10 @@ def train(args: Args) -> Path:
         print(f"[DATA] saved {path}")
 
     # split by episode
-    episodes = split_generator.permutation(np.unique(data["episode"]))
+    episodes = np.random.default_rng(split_seed).permutation(np.unique(data["episode"]))
     num_val = max(1, round(args.val_share * len(episodes)))
-    if num_val >= len(episodes):
-        raise ConfigError(f"{len(episodes)} episodes are too few to hold out {args.val_share} of them")
+    if num_val == len(episodes):
+        raise ConfigError("there is only one episode; validation needs another")
     in_val = np.isin(data["episode"], episodes[:num_val])
     held_out = {name: data[name][in_val] for name in COLUMNS}
     train_states, train_next = data["states"][~in_val], data["next_states"][~in_val]
@@ -721,20 +728,18 @@ def train(args: Args) -> Path:
     paid = data["reward"][~in_val][game.alive(train_states)]
     values = np.unique(paid.astype(np.float64).round(4))
     if len(values) > MAX_REWARD_VALUES:
-        raise ConfigError(f"{args.env_id} paid {len(values)} different rewards; the model takes at most {MAX_REWARD_VALUES}")
+        raise ConfigError(f"{args.env_id} paid {len(values)} different rewards, more than {MAX_REWARD_VALUES}")
     num = len(cells)
     print(f"[DATA] train {num}, held out {in_val.sum()} transitions of {num_val} episodes; {len(values)} reward values")
 
     # network
     sizes = {"planes": args.planes, "hidden": args.hidden, "reward_values": [round(float(v), 4) for v in values]}
     model = make_model(sizes, game)
-    weights = torch.tensor(args.channel_weights or (1.0,) * game.obs_shape[2])
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * -(-num // args.batch_size))
 
-    history, start = [], time.perf_counter()
-    bar = tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty())
-    for epoch in bar:
+    history: list[dict[str, float]] = []
+    for epoch in tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty()):
         # update
         model.train()
         sums: dict[str, float] = {}
@@ -751,30 +756,31 @@ def train(args: Args) -> Path:
             raise FloatingPointError(f"a loss is not finite in epoch {epoch}: {sums}; try a smaller --learning-rate")
 
         # evaluation and logging
-        row = {"epoch": epoch, "wall_time": round(time.perf_counter() - start, 2)}
+        model.eval()
+        scores = judge(model, held_out)
+        print(show(f"WM epoch {epoch}", scores))
+        row = {"epoch": epoch, "wall_time": time.perf_counter() - start, "cpu_time": time.process_time() - start_cpu}
         row |= {f"losses/{name}": value for name, value in sums.items()}
-        if epoch % 5 == 0 or epoch == args.epochs:
-            model.eval()
-            scores = judge(model, held_out)
-            row |= {f"wm/{name}": value for name, value in scores.items() if isinstance(value, float)}
-            print(f"{show('WM', scores)}; epoch {epoch}, {row['wall_time']:.0f} s")
-        history.append(row)
+        history.append(row | {f"wm/{name}": value for name, value in scores.items() if isinstance(value, float)})
     growth = error_growth(model, held_out)
     if growth:
-        print(f"[WM] imagined steps, runs exact so far: {', '.join(f'{share:.4f}' for share in growth['all_exact'])}")
+        shares = ", ".join(f"{share:.4f}" for share in growth["all_exact"])
+        print(f"[WM] {growth['runs'][0]} imagined runs, exact all the way after 1..10 steps: {shares}")
     for value, figures in scores["reward_by_value"].items():
-        print(f"[WM]   reward {value}: {figures['count']} times, MSE {figures['mse']:.2e}, exact {figures['exact']:.4f}")
+        print(f"[WM] reward {value}: {figures['count']} times, MSE {figures['mse']:.2e}, exact {figures['exact']:.4f}")
     with open(folder / "metrics.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(history[-1]), restval="")
+        writer = csv.DictWriter(file, list(history[0]))
         writer.writeheader()
         writer.writerows(history)
 
     # checkpoint
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    checkpoint = {"kind": "world_model", "obs_is_state": False, **game_part(game.spec()), "sizes": sizes}
+    checkpoint = {"kind": "world_model", "script": Path(__file__).name, "num_actions": game.num_actions}
+    checkpoint |= {"obs_is_state": False, **game_part(game.spec()), "sizes": sizes}
     scores = json.loads(json.dumps({**scores, "imagined": growth}), parse_constant=lambda _: None)
-    save_checkpoint(folder, model, checkpoint | {"scores": scores, "args": dataclasses.asdict(args), "code_version": version})
-    print(f"[DONE] {time.perf_counter() - start:.0f} s of training; checkpoint {folder}")
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    checkpoint |= {"scores": scores, "args": dataclasses.asdict(args), "code_version": version}
+    save_checkpoint(folder, model, checkpoint)
+    print(f"[DONE] {elapsed(start, start_cpu)}; checkpoint {folder}")
     return folder
 
 

@@ -1,6 +1,6 @@
 """How many env steps per second the grid games make, all against all in one run.
 
-    python benchmarks/env_speed.py --json speed.json          # about 40 seconds
+    python benchmarks/env_speed.py --json speed.json          # half a minute on an idle core
 
 One env step advances one game by one joint action of all players, with all observations, masks, and the automatic
 reset. The actions are uniform over the legal ones, drawn by the `random` rule-based players outside the clock, except

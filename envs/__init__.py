@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,25 @@ __all__ = ["ConfigError", "game", "ids", "make", "parallel_env", "spec"]
 
 
 def _fresh_compiled_code() -> None:
-    """Key numba's cache by the text of all of envs/: numba itself only sees changes in the file of the outer function,
-    so an edit to a rule that another file calls would go on running as it was."""
-    if "NUMBA_CACHE_DIR" not in os.environ:
-        here = Path(__file__).parent
-        text = hashlib.sha256()
-        for source in sorted(here.rglob("*.py")):
-            text.update(source.read_bytes())
-        numba.config.CACHE_DIR = str(here / "__pycache__" / f"numba-{text.hexdigest()[:12]}")
+    """Key numba's cache by the text of all compiled files: numba itself only sees changes in the file of the outer
+    function, so an edit to a rule that another file calls would go on running as it was."""
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    here, text = Path(__file__).parent, hashlib.sha256()
+    for source in sorted(here.rglob("*.py")):
+        content = source.read_bytes()
+        if b"njit" in content and source != Path(__file__):
+            text.update(content)
+    cache = here / "__pycache__" / f"numba-{text.hexdigest()[:12]}"
+    numba.config.CACHE_DIR = str(cache)
+    for old in cache.parent.glob("numba-*"):
+        if old != cache and time.time() - old.stat().st_mtime > 86_400:  # nothing that runs now still reads it
+            shutil.rmtree(old, ignore_errors=True)
 
 
 _fresh_compiled_code()
 
-import envs.games  # noqa: E402  (must come after the cache is set)
+from envs import games  # noqa: E402, F401  (after the cache is set; importing the games registers them)
 from envs.grid import EnvSpec, GridEnv, GridGame  # noqa: E402
 
 BATTLES = ("smac-", "smac-file:", "smaclite-")

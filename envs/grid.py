@@ -16,6 +16,8 @@ import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -80,53 +82,62 @@ def is_legal(grid, state, player, action):
 
 @njit(cache=True, nogil=True)
 def items_left(grid, state):
-    board = PLAYERS + grid.num_players
-    for cell in range(grid.height * grid.width):
-        if state[board + cell] >= ITEM:
-            return True
-    return False
+    """How many; counting all cells of a view compiles to vector code, faster than looking for the first item."""
+    board = state[PLAYERS + grid.num_players :]
+    count = 0
+    for cell in range(board.shape[0]):
+        count += board[cell] >= ITEM
+    return count
 
 
 @njit(cache=True, nogil=True)
 def players_left(grid, state):
+    count = 0
     for player in range(grid.num_players):
-        if state[PLAYERS + player] != GONE:
-            return True
-    return False
+        count += state[PLAYERS + player] != GONE
+    return count
 
 
 @njit(cache=True, nogil=True)
 def is_over(grid, state):
     """An episode is over when time is up, everybody left, or no item is left."""
-    return state[T] >= state[DEADLINE] or not players_left(grid, state) or not items_left(grid, state)
+    return (state[T] >= state[DEADLINE]) | (players_left(grid, state) == 0) | (items_left(grid, state) == 0)
 
 
 @njit(cache=True, nogil=True)
-def begin_step(grid, state, actions, attempts):
-    """Carry out the moves; attempts[i] becomes 1 + kind where player i acts on an item, else 0. Returns illegal ones.
+def begin_step(grid, time_reward, b, states, actions, next_states, reward, terminated, truncated, attempts, illegal):
+    """The part of row b's step that all games share; returns False if the episode is over, so that nothing happens.
 
-    An illegal action is STAY. Somebody who acts on an item does not move, and moving changes no item, so the order
-    of players cannot matter.
+    Clears the outputs, pays `time_reward` to who is on the board, and carries out the moves. attempts[b, i] becomes
+    1 + kind where player i acts on an item of its cell, else 0. An illegal action is STAY, and counted. Somebody who
+    acts on an item does not move, and moving changes no item, so the order of players cannot matter.
     """
-    illegal = 0
+    state = next_states[b]
+    copy_row(states[b], state)
+    over = is_over(grid, state)
+    illegal[b] = 0
     for player in range(grid.num_players):
-        attempts[player] = 0
-        if state[PLAYERS + player] == GONE:
+        reward[b, player] = 0.0
+        terminated[b, player] = False
+        truncated[b, player] = False
+        attempts[b, player] = 0
+        if over or state[PLAYERS + player] == GONE:
             continue
-        action = actions[player]
+        reward[b, player] = time_reward
+        action = actions[b, player]
         if not is_legal(grid, state, player, action):
-            illegal += 1
+            illegal[b] += 1
         elif action >= FIRST_INTERACTION:
-            attempts[player] = 1 + action - FIRST_INTERACTION
+            attempts[b, player] = 1 + action - FIRST_INTERACTION
         elif action != STAY:
             state[PLAYERS + player] = grid.neighbours[state[PLAYERS + player], action]
-    return illegal
+    return not over
 
 
 @njit(cache=True, nogil=True)
 def end_step(grid, state, terminated, truncated):
-    """End the episode for the players still on the board: no item left terminates, time running out truncates."""
-    ended = not items_left(grid, state)
+    """One step later: no item left terminates the players still on the board, time running out truncates them."""
+    ended = items_left(grid, state) == 0
     out_of_time = state[T] >= state[DEADLINE] and not ended
     for player in range(grid.num_players):
         if state[PLAYERS + player] != GONE:
@@ -145,31 +156,32 @@ def share_rewards(grid, state, reward):
 
 
 @njit(cache=True, nogil=True)
-def observe_row(grid, state, obs):
+def observe_row(grid, state, things, obs):
     """Planes of 0/1 for each player, obs (N, H*W*C): own plane first, then the others in turn, blocks, items.
 
     Plane p of a cell stands at cell * C + p. Who left sees nothing.
     """
-    num_players, num_cells = grid.num_players, grid.height * grid.width
+    num_players = grid.num_players
     num_planes = num_players + 1 + grid.num_kinds
-    board = PLAYERS + num_players
+    board = state[PLAYERS + num_players :]
+    count = 0
+    for cell in range(board.shape[0]):
+        things[count] = cell * num_planes + num_players + board[cell] - BLOCK
+        count += board[cell] != FREE
     for viewer in range(num_players):
         planes = obs[viewer]
-        for k in range(num_cells * num_planes):
+        for k in range(planes.shape[0]):
             planes[k] = 0
         if state[PLAYERS + viewer] == GONE:
             continue
+        for k in range(count):
+            planes[things[k]] = 1
         player = viewer
         for plane in range(num_players):
             cell = state[PLAYERS + player]
             if cell != GONE:
                 planes[cell * num_planes + plane] = 1
             player = player + 1 if player + 1 < num_players else 0
-    for cell in range(num_cells):
-        content = state[board + cell]
-        if content != FREE:
-            for viewer in range(num_players):
-                obs[viewer, cell * num_planes + num_players + content - BLOCK] = state[PLAYERS + viewer] != GONE
 
 
 @njit(cache=True, nogil=True)
@@ -179,8 +191,7 @@ def legal_row(grid, state, legal):
     for player in range(grid.num_players):
         cell = state[PLAYERS + player]
         on_board = cell != GONE
-        if not on_board:
-            cell = 0
+        cell = max(cell, 0)
         for action in range(STAY):
             target = grid.neighbours[cell, action]
             legal[player, action] = on_board & (target != cell) & (state[board + target] != BLOCK)
@@ -191,8 +202,9 @@ def legal_row(grid, state, legal):
 
 @njit(cache=True, nogil=True)
 def observe_rows(grid, states, obs):
+    things = np.empty(grid.height * grid.width, np.int64)
     for b in range(states.shape[0]):
-        observe_row(grid, states[b], obs[b])
+        observe_row(grid, states[b], things, obs[b])
 
 
 @njit(cache=True, nogil=True)
@@ -361,6 +373,7 @@ def finish_rows(
 ):  # fmt: skip
     """After `step_rows`: add up returns, start anew what is over (keeping its last observation), and look again."""
     failed = 0
+    things = np.empty(grid.height * grid.width, np.int64)
     for b in range(states.shape[0]):
         state = states[b]
         over = True
@@ -369,14 +382,14 @@ def finish_rows(
             over &= (state[PLAYERS + player] == GONE) | terminated[b, player] | truncated[b, player]
         done[b] = over
         if over:
-            observe_row(grid, state, final_obs[b])
+            observe_row(grid, state, things, final_obs[b])
             final_lengths[b] = state[T]
             for player in range(grid.num_players):
                 final_returns[b, player] = returns[b, player]
                 returns[b, player] = 0.0
             if not draw_start(grid, item_counts, block_pieces, window, window_prob, state, streams, b):
                 failed += 1
-        observe_row(grid, state, obs[b])
+        observe_row(grid, state, things, obs[b])
         legal_row(grid, state, legal[b])
         t[b] = state[T]
         for player in range(grid.num_players):
@@ -444,7 +457,7 @@ class EnvSpec:
 
 
 _POSITIVE = ("height", "width", "num_players", "horizon")
-_TYPES = {"int": int, "float": (int, float), "bool": bool}
+_TYPES = {"int": Integral, "float": Real, "bool": bool}
 
 
 class GridGame:
@@ -477,8 +490,8 @@ class GridGame:
         self.state_size = PLAYERS + self.num_players + config.height * config.width
         self.grid = make_grid(config.height, config.width, config.num_players, len(self.kinds), config.horizon)
         self.item_counts = np.array(self.count_items(), np.int64)
-        self.rules = self.make_rules()
         self._check_board()
+        self.rules = self.make_rules()
 
     # what a game adds ------------------------------------------------------------------------------------------------
 
@@ -501,7 +514,8 @@ class GridGame:
             if name not in fields:
                 raise ConfigError(f"{env_id} has no setting '{name}'; its settings are {', '.join(fields)}")
             wanted = getattr(fields[name].type, "__name__", fields[name].type)
-            if wanted in _TYPES and (not isinstance(value, _TYPES[wanted]) or (wanted != "bool" and isinstance(value, bool))):
+            is_bool = isinstance(value, bool)
+            if wanted in _TYPES and (not isinstance(value, _TYPES[wanted]) or is_bool != (wanted == "bool")):
                 raise ConfigError(f"setting '{name}' of {env_id} must be {wanted}, not {value!r}")
         return self.Config(**{**self.settings[env_id], **overrides})
 
@@ -517,7 +531,8 @@ class GridGame:
         if not np.isfinite(config.time_reward):
             raise ConfigError(f"time_reward must be finite, not {config.time_reward}")
         if (self.item_counts < 0).any():
-            raise ConfigError(f"the numbers of {'s, '.join(self.kinds)}s must be at least 0, not {self.item_counts.tolist()}")
+            counts = self.item_counts.tolist()
+            raise ConfigError(f"the numbers of {'s, '.join(self.kinds)}s must be at least 0, not {counts}")
         num_items, num_cells = int(self.item_counts.sum()), config.height * config.width
         if num_items < 1:
             raise ConfigError(f"{self.env_id} needs at least one {' or '.join(self.kinds)} on the board")
@@ -529,8 +544,8 @@ class GridGame:
             trial = np.zeros((1, self.state_size), np.int16)
             if start_rows(self.grid, self.item_counts, config.max_block_comp, 0, 0.0, trial, make_streams(0, 1)):
                 raise ConfigError(
-                    f"no board of {config.height}x{config.width} with {config.max_block_comp} block pieces had connected"
-                    f" free cells for {num_items} items in {BOARD_DRAWS} draws; use fewer blocks or a larger board"
+                    f"no board of {config.height}x{config.width} with {config.max_block_comp} block pieces had"
+                    f" connected free cells for {num_items} items in {BOARD_DRAWS} draws; use fewer blocks or a larger board"
                 )
 
     def check_window(self, window: int, prob: float) -> None:
@@ -569,10 +584,16 @@ class GridGame:
     def transition(self, num: int) -> Transition:
         """Output arrays for `simulate`."""
         per_player = (num, self.num_players)
-        return Transition(
-            np.empty((num, self.state_size), np.int16), np.empty(per_player, np.float32), np.empty(per_player, np.bool_),
-            np.empty(per_player, np.bool_), np.empty(per_player, np.int8), np.empty(num, np.int32),
-        )  # fmt: skip
+        kinds = (np.float32, np.bool_, np.bool_, np.int8)
+        states = np.empty((num, self.state_size), np.int16)
+        return Transition(states, *(np.empty(per_player, kind) for kind in kinds), np.empty(num, np.int32))
+
+    def _check_states(self, states: np.ndarray) -> None:
+        """Compiled code does not check bounds, so a wrong array must be stopped here."""
+        if states.dtype != np.int16:
+            raise ValueError(f"states must be int16, not {states.dtype}")
+        if states.ndim != 2 or states.shape[1] != self.state_size:
+            raise ValueError(f"states must have shape (rows, {self.state_size}), not {states.shape}")
 
     def simulate(self, states: np.ndarray, actions: np.ndarray, out: Transition | None = None) -> Transition:
         """Step every row of `states` (B, L) int16 by `actions` (B, N) int64, for planners: touches no env.
@@ -580,18 +601,23 @@ class GridGame:
         A row that is over stays as it is and pays nothing. With `out` nothing is allocated; `out.states` may be
         `states` itself.
         """
+        self._check_states(states)
         out = self.transition(len(states)) if out is None else out
+        if out.states.shape != states.shape:
+            raise ValueError(f"out is for {len(out.states)} states, not for {len(states)}")
         self.step_rows(self.grid, self.rules, states, as_actions(actions, states.shape[0], self), *out)
         return out
 
     def observe(self, states: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """(B, N, H, W, planes) uint8 of 0/1, own plane first; a player that left sees nothing."""
+        self._check_states(states)
         out = np.empty((len(states), self.num_players, *self.obs_shape), np.uint8) if out is None else out
         observe_rows(self.grid, states, flat_planes(out))
         return out
 
     def legal(self, states: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """(B, N, A) bool; a player that left has STAY alone."""
+        self._check_states(states)
         out = np.empty((len(states), self.num_players, self.num_actions), np.bool_) if out is None else out
         legal_rows(self.grid, states, out)
         return out
@@ -623,9 +649,13 @@ def check_drawn(failed: int) -> None:
 
 def as_actions(actions: Any, num_rows: int, game: GridGame) -> np.ndarray:
     """Check a joint action and return it as contiguous int64 (B, N); ValueError in one sentence if it cannot be one."""
-    array = np.asarray(actions)
-    if array.shape != (num_rows, game.num_players):
-        raise ValueError(f"actions must have shape ({num_rows}, {game.num_players}), not {array.shape}")
+    shape = (num_rows, game.num_players)
+    try:
+        array = np.asarray(actions)
+    except ValueError:
+        raise ValueError(f"actions must have shape {shape}, not rows of different lengths") from None
+    if array.shape != shape:
+        raise ValueError(f"actions must have shape {shape}, not {array.shape}")
     if array.dtype.kind not in "iu":
         raise ValueError(f"actions must be integers, not {array.dtype}")
     if array.size and (array.min() < 0 or array.max() >= game.num_actions):
@@ -666,7 +696,7 @@ class GridEnv:
         self.final_returns = np.zeros(shape, np.float64)
         self.final_lengths = np.zeros(self.num_envs, np.int64)
         bounds = np.linspace(0, self.num_envs, self.threads + 1).astype(int)
-        self._chunks = [slice(lo, hi) for lo, hi in zip(bounds[:-1], bounds[1:], strict=True)]
+        self._chunks = [slice(low, high) for low, high in pairwise(bounds)]
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self.info = {
             "done": self.done, "final_obs": self.final_obs, "episode_return": self.final_returns,
@@ -719,7 +749,8 @@ class GridEnv:
         allowed = np.take_along_axis(self.legal, actions[:, :, None], axis=2)[:, :, 0] | ~self.alive
         if not allowed.all():
             b, player = np.argwhere(~allowed)[0]
-            raise ValueError(illegal_message(self.spec, player, actions[b, player], self.legal[b, player], f"env {b}: "))
+            legal = self.legal[b, player]
+            raise ValueError(illegal_message(self.spec, player, actions[b, player], legal, f"env {b}: "))
 
     def set_start_window(self, window: int, prob: float) -> None:
         """From the next episode on, start with probability `prob` inside a random window x window square."""
@@ -735,10 +766,9 @@ class GridEnv:
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything needed to go on exactly from here, as arrays (for checkpoints)."""
+        saved = {"states": self.states, "streams": self.streams, "returns": self.returns}
         window = np.array([self.start_window, self.start_window_prob])
-        return {
-            "states": self.states.copy(), "streams": self.streams.copy(), "returns": self.returns.copy(), "window": window
-        }  # fmt: skip
+        return {name: array.copy() for name, array in saved.items()} | {"window": window}
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
         self.set_states(saved["states"])

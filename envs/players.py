@@ -16,7 +16,17 @@ from numba import njit
 
 from envs.errors import ConfigError
 from envs.grid import (
-    BLOCK, DOWN, FIRST_INTERACTION, FREE, ITEM, LEFT, RIGHT, STAY, UP, GridGame, flat_planes,
+    BLOCK,
+    DOWN,
+    FIRST_INTERACTION,
+    FREE,
+    ITEM,
+    LEFT,
+    RIGHT,
+    STAY,
+    UP,
+    GridGame,
+    flat_planes,
 )  # fmt: skip
 from envs.rng import below, make_streams
 
@@ -24,7 +34,7 @@ NOBODY, MIX, RANDOM, FIX, SEEKER = range(5)  # codes of roles; SEEKER + k is the
 STREAM_SALT = 7  # keeps the players' random streams apart from those of an env with the same seed
 
 
-@njit(cache=True, nogil=True, inline='always')
+@njit(cache=True, nogil=True, inline="always")
 def choose(allowed, num, streams, stream):
     """A uniform choice among the first `num` actions that are allowed (STAY if none is)."""
     count = 0
@@ -41,7 +51,7 @@ def choose(allowed, num, streams, stream):
     return STAY
 
 
-@njit(cache=True, nogil=True, inline='always')
+@njit(cache=True, nogil=True, inline="always")
 def read_board(grid, planes, board, things):
     """What one player sees of blocks and items: board (H*W,) codes as in a state, things (H*W,) the cells that are
     not free; returns how many things, and whether any is a block."""
@@ -64,7 +74,7 @@ def read_board(grid, planes, board, things):
     return count, blocked
 
 
-@njit(cache=True, nogil=True, inline='always')
+@njit(cache=True, nogil=True, inline="always")
 def steps_in_the_open(grid, board, things, code, own, steps):
     """Mark the moves that begin a shortest way from cell `own` to an item `code`, on a board without blocks."""
     row, column = grid.places[own, 0], grid.places[own, 1]
@@ -109,7 +119,7 @@ def steps_around_blocks(grid, board, things, code, own, legal, steps):
         steps[action] = legal[action] and distance[grid.neighbours[own, action]] == distance[own] - 1
 
 
-@njit(cache=True, nogil=True, inline='always')
+@njit(cache=True, nogil=True, inline="always")
 def seek(grid, order, board, things, blocked, planes, legal, steps, streams, stream):
     """One action of a seeker on the board: order (K,) kinds to look for (-1: no further kind)."""
     num_planes = grid.num_players + 1 + grid.num_kinds
@@ -123,7 +133,7 @@ def seek(grid, order, board, things, blocked, planes, legal, steps, streams, str
             present |= board[cell] == ITEM + kind
         if present:
             own, at = 0, 0
-            while planes[at] == 0:
+            while planes[at] == 0 and own < board.shape[0] - 1:
                 own += 1
                 at += num_planes
             if blocked:
@@ -146,7 +156,7 @@ def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, board, t
                 continue
             stream = b * num_players + player
             if role == MIX:
-                if t[b] == 0:
+                if t[b] == 0 or drawn[b, player] == NOBODY:
                     drawn[b, player] = mixed[below(streams, stream, mixed.shape[0])]
                 role = drawn[b, player]
             allowed = legal[b, player]
@@ -188,20 +198,23 @@ class RulePlayers:
         codes |= {name: SEEKER + k for k, name in enumerate(seekers)}
         for role in roles:
             if role not in codes:
-                raise ConfigError(f"unknown role '{role}'; the rule-based players of {game.env_id} are {', '.join(names(game))}")
+                known = ", ".join(names(game))
+                raise ConfigError(f"unknown role '{role}'; the rule-based players of {game.env_id} are {known}")
         self.game, self.roles = game, tuple(roles)
         self.codes = np.array([codes[role] for role in roles], np.int64)
         self.mixed = np.array([codes[name] for name in game.mix], np.int64)
         self.orders = np.full((len(seekers), len(game.kinds)), -1, np.int64)
         for k, name in enumerate(seekers):
             self.orders[k, : len(game.seekers[name])] = game.seekers[name]
-        self.drawn = np.full((num_envs, game.num_players), RANDOM, np.int64)  # what `mix` is in the running episode
+        self.drawn = np.full((num_envs, game.num_players), NOBODY, np.int64)  # what `mix` is in the running episode
         self.streams = make_streams(seed, num_envs * game.num_players, STREAM_SALT)
         num_cells = game.config.height * game.config.width
         self._scratch = np.zeros(num_cells, np.int64), np.zeros(num_cells, np.int64), np.zeros(STAY, np.bool_)
 
-    def act(self, obs: np.ndarray, legal: np.ndarray, t: np.ndarray, actions_out: np.ndarray | None = None) -> np.ndarray:
-        """obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N) int64; other seats' columns stay as they are."""
+    def act(self, obs: np.ndarray, legal: np.ndarray, t: np.ndarray, actions_out: np.ndarray | None = None):
+        """obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N) int64; other seats' columns are left alone."""
+        if legal.shape[0] != len(self.drawn):
+            raise ValueError(f"these players were made for {len(self.drawn)} envs, not for {legal.shape[0]}")
         if actions_out is None:
             actions_out = np.full(legal.shape[:2], STAY, np.int64)
         act_rows(

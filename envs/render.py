@@ -446,21 +446,22 @@ def draw_panel(image: Image.Image, view: View, left: int, top: int, row_height: 
         fate = caught or ("left" if gone else "")
         lift = 11 if fate and row_height > 50 else 0
         pen.text(48, middle - lift, name, 18, GREY if gone and not caught else INK, "lm", bold=True)
-        if view.labels[i]:
-            pen.text(58 + font(18).getlength(name), middle - lift, view.labels[i], 14, GREY, "lm")
+        bag_left = draw_bag(image, view, i, (left + 225) * SMOOTH, (top + middle) * SMOOTH) / SMOOTH - left
+        label_left = 58 + font(18).getlength(name)
+        label = shortened(view.labels[i], 14, bag_left - 4 - label_left)
+        pen.text(label_left, middle - lift, label, 14, GREY, "lm")
         if fate and row_height > 50:
             pen.text(48, middle + 12, fate, 15, INK if caught else GREY, "lm")
-        draw_bag(image, view, i, (left + 225) * SMOOTH, (top + middle) * SMOOTH)
         pen.text(PANEL, middle, signed(total), 22, INK, "rm", bold=True)
         middle += row_height
     line = middle - row_height / 2 + 4
     pen.box(0, line, PANEL, 1.5, PALE)
     pen.text(48, line + 20, "mean", 16, GREY, "lm")
-    pen.text(PANEL, line + 20, signed(sum(view.returns) / len(view.returns)), 18, GREY, "rm")
+    pen.text(PANEL, line + 20, f"{sum(view.returns) / len(view.returns):.2f}", 18, GREY, "rm")
 
 
-def draw_bag(image: Image.Image, view: View, player: int, x: float, middle: float) -> None:
-    """Small drawings of what a player took, each with its number if more than one; `x` is where they end."""
+def draw_bag(image: Image.Image, view: View, player: int, x: float, middle: float) -> float:
+    """Small drawings of what a player took, each with its number if more than one, ending at `x`; where they begin."""
     size = 30 * SMOOTH
     for kind in reversed(range(len(view.kinds))):
         count = view.took[player][kind]
@@ -472,6 +473,16 @@ def draw_bag(image: Image.Image, view: View, player: int, x: float, middle: floa
             x -= size
             draw_item(Brush(image, x, middle - size / 2, size), view.kinds, kind)
             x -= 4 * SMOOTH
+    return x
+
+
+def shortened(text: str, size: int, width: float) -> str:
+    """`text`, or as much of its beginning as is at most `width` wide."""
+    if font(size).getlength(text) <= width:
+        return text
+    while text and font(size).getlength(text + "...") > width:
+        text = text[:-1]
+    return text + "..." if text else ""
 
 
 def fitting(text: str, size: int, width: int) -> int:

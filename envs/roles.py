@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,13 +80,19 @@ def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False)
 
 
 class Seats:
-    """The players of all seats whose role is not `own` (the calling script's learners)."""
+    """The players of all seats whose role is not `own` (the calling script's learners).
 
-    def __init__(self, env: Any, roles: list[str], own: str | None, seed: int, greedy: bool = False):
+    `policies` puts ready policies into some of those `own` seats, to evaluate what is being learned.
+    """
+
+    def __init__(
+        self, env: Any, roles: list[str], own: str | None, seed: int, greedy: bool = False,
+        policies: dict[int, Any] | None = None,
+    ):  # fmt: skip
         self.env = env
         known = names(env.game)
         self.rules = RulePlayers(env.game, [role if role in known else None for role in roles], env.num_envs, seed)
-        self.policies: dict[int, Any] = {}
+        self.policies: dict[int, Any] = dict(policies or {})
         for seat, role in enumerate(roles):
             if role != own and role not in known:
                 if not Path(role.partition("@")[0]).exists():
@@ -124,3 +130,27 @@ class Seats:
         for seat, policy in self.policies.items():
             if hasattr(policy, "set_state"):
                 policy.set_state(part(f"policy{seat}."))
+
+
+class Episodes(NamedTuple):
+    returns: np.ndarray  # (E, N)
+    taken: np.ndarray  # (E, N, kinds) how many items of each kind a player took
+    lengths: np.ndarray  # (E,)
+
+
+def play_episodes(env: Any, seats: Seats) -> Episodes:
+    """One episode in each env, from its start to its end, so that long and short ones count alike."""
+    shape = (env.num_envs, env.spec.num_players)
+    returns, lengths = np.zeros(shape), np.zeros(env.num_envs, np.int64)
+    taken = np.zeros((*shape, len(env.game.kinds)), np.int64)
+    running = np.ones(env.num_envs, bool)
+    while running.any():
+        actions = seats.act()
+        info = env.step(actions)[-1]
+        seats.watch(actions, info)
+        for kind in range(len(env.game.kinds)):
+            taken[running, :, kind] += info["taken"][running] == 1 + kind
+        ended = running & info["done"]
+        returns[ended], lengths[ended] = info["episode_return"][ended], info["episode_length"][ended]
+        running &= ~ended
+    return Episodes(returns, taken, lengths)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
 from envs.errors import ConfigError
-from envs.grid import PLAYERS, STAY, GridGame, T, as_actions, illegal_message
+from envs.grid import STAY, GridGame, T, as_actions, illegal_message
 from envs.rng import make_streams
 
 RENDER_MODES = ("ansi", "rgb_array")
@@ -27,7 +27,8 @@ class GridParallelEnv(ParallelEnv):
             raise ConfigError(f"unknown render_mode '{render_mode}'; valid are {', '.join(RENDER_MODES)}")
         self.game, self.render_mode = game, render_mode
         self.spec = game.spec()
-        self.metadata = {"name": game.env_id, "render_modes": list(RENDER_MODES), "render_fps": 4, "is_parallelizable": True}
+        self.metadata = {"name": game.env_id, "render_modes": list(RENDER_MODES), "render_fps": 4}
+        self.metadata["is_parallelizable"] = True
         self.possible_agents = list(self.spec.player_names)
         self.agents: list[str] = []
         self.observation_spaces = {
@@ -44,7 +45,9 @@ class GridParallelEnv(ParallelEnv):
         self.streams = make_streams(int(np.random.SeedSequence().generate_state(1)[0]), 1)
         self.returns = np.zeros(game.num_players)
         self.taken = np.zeros(game.num_players, np.int8)  # what each player took in the last step
+        self.took = np.zeros((game.num_players, len(game.kinds)), np.int64)  # how many of each kind in this episode
         self.out = game.transition(1)
+        self.before: np.ndarray | None = None  # the state row one step ago
 
     def observation_space(self, agent: str) -> spaces.Dict:
         return self.observation_spaces[agent]
@@ -73,10 +76,12 @@ class GridParallelEnv(ParallelEnv):
         return self._begin()
 
     def _begin(self):
-        on_board = self.out.states[0, PLAYERS : PLAYERS + self.game.num_players] >= 0
+        on_board = self.game.alive(self.out.states)[0] & ~self.game.over(self.out.states)
         self.agents = [agent for agent, here in zip(self.possible_agents, on_board, strict=True) if here]
         self.returns[:] = 0.0
         self.taken[:] = 0
+        self.took[:] = 0
+        self.before = None
         return self._observations(self.agents), {agent: {} for agent in self.agents}
 
     def _observations(self, agents: list[str]) -> dict[str, dict[str, np.ndarray]]:
@@ -95,17 +100,24 @@ class GridParallelEnv(ParallelEnv):
     def step(self, actions: dict[str, int]):
         if not self.agents:
             raise RuntimeError("this game is over (or was never started); call reset() before step()")
+        agents = ", ".join(self.agents)
+        if not isinstance(actions, dict):
+            raise ValueError(f"actions must be a dict with an action for each of {agents}, not {actions!r}")
         if set(actions) != set(self.agents):
-            raise ValueError(f"actions must be given for exactly {', '.join(self.agents)}, not for {', '.join(actions) or 'nobody'}")
+            given = ", ".join(map(str, actions)) or "nobody"
+            raise ValueError(f"actions must be given for exactly {agents}, not for {given}")
         joint = np.full((1, self.game.num_players), STAY, np.int64)
         for agent, action in actions.items():
             seat = self.possible_agents.index(agent)
             joint[0, seat] = as_actions([[action] * self.game.num_players], 1, self.game)[0, 0]
             if self.game.config.strict and not self._legal[seat, joint[0, seat]]:
                 raise ValueError(illegal_message(self.spec, seat, joint[0, seat], self._legal[seat]))
+        self.before = self.state_row
         self.game.simulate(self.out.states, joint, self.out)
         self.returns += self.out.reward[0]
         self.taken[:] = self.out.taken[0]
+        for seat in np.flatnonzero(self.taken):
+            self.took[seat, self.taken[seat] - 1] += 1
 
         acted = self.agents
         seats = {agent: self.possible_agents.index(agent) for agent in acted}
@@ -124,7 +136,10 @@ class GridParallelEnv(ParallelEnv):
             return None
         from envs import render
 
-        view = render.View.of(self.game, self.out.states[0], self.returns, self.taken)
+        rewards = None if self.before is None else self.out.reward[0]
+        view = render.View.of(
+            self.game, self.out.states[0], self.returns, self.taken, rewards, self.before, self.took
+        )  # fmt: skip
         return render.ansi(view) if self.render_mode == "ansi" else render.picture(view)
 
     def close(self) -> None:

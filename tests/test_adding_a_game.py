@@ -77,9 +77,7 @@ def test_batched_env_plays_whole_episodes():
         _, reward, terminated, truncated, info = env.step(players.act(env.obs, env.legal, env.t))
         np.testing.assert_array_equal(truncated, np.repeat(info["done"][:, None], 4, axis=1))
         assert not terminated.any() and not info["illegal_actions"].any()
-        # every picked apple pays 2, every watered tree costs 1, however many share it
-        apples = ((env.states[:, 6:] == 2).sum(1), (env.states[:, 6:] == 3).sum(1))
-        assert (apples[0] + apples[1] == 12).all()
+        assert ((env.states[:, 6:] >= 2).sum(axis=1) == 12).all()  # no tree is ever lost
         done += info["done"].sum()
         earned += reward.sum(axis=0)
     assert done == 64
@@ -96,7 +94,7 @@ def test_pettingzoo_face_and_policies():
         observations, _, _, truncations, _ = env.step(actions)
         steps += 1
     assert steps == 30 and all(truncations.values())
-    assert env.returns.sum() == 2.0 * 4  # the pickers took the four apples and watered nothing
+    assert env.returns.sum() == pytest.approx(2.0 * 4)  # the pickers took the four apples and watered nothing
     assert env.render().dtype == np.uint8
 
 
@@ -105,8 +103,8 @@ def test_pictures_and_text():
     assert names(game) == ("random", "picker", "waterer", "fix", "mix")
     view = View.of(game, state_of(game, [0, 6, 6, 24], {3: 0, 6: 1}), np.zeros(4), np.zeros(4, np.int8))
     assert ansi(view).splitlines()[2:4] == ["| 1   .   .   A   .   |", "| .   B23 .   .   .   |"]
-    with_apple, without = picture(view), picture(View.of(game, state_of(game, [0, 6, 6, 24], {6: 1}), np.zeros(4), [0] * 4))
-    assert (with_apple != without).any()
+    without_apple = View.of(game, state_of(game, [0, 6, 6, 24], {6: 1}), np.zeros(4), [0] * 4)
+    assert (picture(view) != picture(without_apple)).any()
 
 
 def test_registering_a_drawing_changes_the_picture():
@@ -126,7 +124,7 @@ def test_registering_a_drawing_changes_the_picture():
 def test_a_wrong_setting_is_one_sentence():
     with pytest.raises(envs.ConfigError, match="rewards must be finite"):
         envs.make("orchard-5x5", apple_reward=float("inf"))
-    with pytest.raises(envs.ConfigError, match="its settings are .*num_bare_trees"):
+    with pytest.raises(envs.ConfigError, match=r"its settings are .*num_bare_trees"):
         envs.make("orchard-5x5", apples=3)
 
 
@@ -137,7 +135,7 @@ def test_dropping_the_file_into_the_folder_is_enough(tmp_path):
     (tmp_path / "envs" / "games" / "orchard.py").write_text(BLOCKS[0])
     command = [sys.executable, "-m", "envs.play", "--env-id", "orchard-5x5", "--episodes", "2", "--gif", "orchard.gif"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr
     assert "means of 2 episodes of orchard-5x5" in done.stdout
     assert (tmp_path / "orchard.gif").stat().st_size > 10_000

@@ -235,7 +235,7 @@ def test_default_roles_know_the_game():
 
 def run_play(*arguments, text=None):
     command = [sys.executable, "-m", "envs.play", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, input=text, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, input=text, capture_output=True, text=True, timeout=300)
 
 
 def test_a_person_plays_by_a_pipe():
@@ -267,7 +267,8 @@ def test_understanding_what_was_typed():
     meant = {"w": 0, "UP": 0, "0": 0, " d ": 3, "right": 3, " ": 4, "   ": 4, "stay": 4, "h": 6, "hare": 6, "6": 6}
     for text, action in meant.items():
         assert play.understand(text, actions, legal) == action
-    for text, sentence in {"s": "DOWN is illegal", "5": "STAG is illegal", "": "is no action", "77": "is no action"}.items():
+    wrong = {"s": "DOWN is illegal", "5": "STAG is illegal", "": "is no action", "77": "is no action"}
+    for text, sentence in wrong.items():
         assert sentence in play.understand(text, actions, legal)
 
 
@@ -275,7 +276,7 @@ def test_understanding_what_was_typed():
     ("arguments", "sentence"),
     [
         (["--env-id", "msh"], "unknown env id 'msh'; valid ids are msd-4x4"),
-        (["--roles", "ns,ns,ns,bold"], "unknown role 'bold'; the roles of msh-4h1s-4x4 are human, random, ns, nh, fix, mix"),
+        (["--roles", "ns,ns,ns,bold"], "unknown role 'bold'; the roles of msh-4h1s-4x4 are human, random, ns"),
         (["--roles", "ns,ns"], "msh-4h1s-4x4 has 4 players, not the 2 of 'ns,ns'"),
         (["--set", "stags=3"], "has no setting 'stags'; its settings are"),
         (["--set", "num_stags"], "--set needs name=value, not 'num_stags'"),

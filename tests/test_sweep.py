@@ -60,11 +60,11 @@ def start(*words, **options) -> subprocess.Popen:
 
 def run(*words) -> tuple[int, str]:
     process = start(*words)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=300)
     return process.returncode, out
 
 
-def wait_for(condition, seconds=30):
+def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -273,7 +273,7 @@ def test_a_stopped_sweep_goes_on_and_ends_as_if_never_stopped(place, how):
 
     wait_for(third_started)
     first.send_signal(how)
-    out, _ = first.communicate(timeout=20)
+    out, _ = first.communicate(timeout=120)
     if how != signal.SIGKILL:
         assert first.returncode == 128 + how
         assert "go on with: python sweep.py run toy.toml --runs-dir stopped" in out
@@ -293,7 +293,7 @@ def test_two_sweeps_at_once_share_the_work(place):
     write_toy('[[cells]]\nname = "a"\n', seeds="[1, 2, 3, 4]", fixed="total-timesteps = 6000\nsleep = 0.1")
     both = [start("run", "toy.toml", "--jobs", "1") for _ in range(2)]
     for process in both:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
         assert process.returncode == 0 and "4 of 4 runs finished" in out
     logs = [log.read_text() for log in Path("runs/toy").glob("*/log.txt")]
     assert len(logs) == 4 and all(log.count("$ python") == 1 for log in logs)
@@ -312,7 +312,7 @@ def test_live_table_on_a_terminal(place):
             shown += chunk
     except OSError:  # the other end is closed
         pass
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=60) == 0
     text = shown.decode()
     assert re.search(r"run +step +return +left", text) and "0 finished, 1 running, 0 waiting, 0 failed; about" in text
     rows = re.findall(r"a__\w+__1 +(\d),000 / 8,000 +\d\.\d{3} +0:0(\d)", text)  # a second for 1000 steps, it says
@@ -391,7 +391,7 @@ def test_report_says_what_it_has_and_what_it_lacks(place, capsys):
     assert re.search(
         r"other_learning-rate=0.3 \| HOP \| \*\*1 of 2\*\* \| \d.\d+ \(1 seed\) .* \| 1.00 \(1 seed\) \|", text
     )
-    assert "| toy | plain | 1.5 | 2 of 2 | 8,000 | 0.13 | 8,000, 8,000 |" in text
+    assert "| toy | plain | 1.5 | 2 of 2 | 8,000 | 0.13 | 8,000; 8,000 |" in text
     assert "# plain: seeds 1, 2\npython train.py --total-timesteps 10000 --no-anneal --roles ppo,ns --seed 1" in text
     assert str(place) not in text + Path("docs/results/toy.csv").read_text()
     assert Path("docs/results/toy.png").read_bytes().startswith(b"\x89PNG")

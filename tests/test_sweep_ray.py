@@ -19,8 +19,8 @@ name = "toy"
 seeds = [1, 2]
 script = "train.py"
 [fixed]
-total-timesteps = 30000
-sleep = 0.5
+total-timesteps = 600000
+slow-while = "SLOW"
 [[cells]]
 name = "a"
 """
@@ -44,7 +44,7 @@ def start(*words) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for(condition, process, seconds=90):
+def wait_for(condition, process, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -65,9 +65,10 @@ def test_killed_workers_and_nodes_go_on_from_their_checkpoints(cluster, tmp_path
     cluster, nodes = cluster
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "tests/fixtures/stand_in.py", "train.py")
-    Path("toy.toml").write_text(SWEEP)
-    whole = start("--runs-dir", "whole")
-    assert whole.wait(timeout=120) == 0
+    slow = tmp_path / "slow"  # while it exists the runs take minutes: they do not end before they are killed
+    slow.touch()
+    Path("toy.toml").write_text(SWEEP.replace("SLOW", str(slow)))
+    whole = start("--runs-dir", "whole")  # for comparison: the same on this machine, undisturbed
 
     process = start("--engine", "ray", "--ray-address", cluster.address, "--collect-seconds", "0.5")
     wait_for(lambda: saved() == 2, process)  # checkpoints of both runs are back here while they go on
@@ -79,19 +80,22 @@ def test_killed_workers_and_nodes_go_on_from_their_checkpoints(cluster, tmp_path
 
     # Ctrl-C: what runs on the cluster saves, comes back, and the same line goes on
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 130 and "go on with: python sweep.py run toy.toml --engine ray" in out
     assert out.count("lost the worker of") >= 2 and "FAILED" not in out
     assert any("stopped at step" in log for log in logs())
+    slow.unlink()
     process = start("--engine", "ray", "--ray-address", cluster.address, "--collect-seconds", "0.5")
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "2 of 2 runs finished" in out, out
+
+    assert whole.wait(timeout=300) == 0
 
     # each part of a run started at a checkpoint of the part before, in a folder of its own, not here
     for log in logs():
         begun = [int(step) for step in re.findall(r"from step (\d+)", log)]
         assert begun == sorted(begun) and begun[0] == 0 and (len(begun) == 1 or begun[1] > 0)
-        assert str(tmp_path) not in log and len(set(re.findall(r" in (\S+) threads 1", log))) == len(begun)
+        assert f" in {tmp_path}" not in log and len(set(re.findall(r" in (\S+) threads 1", log))) == len(begun)
     for path in Path("whole/toy").glob("*__*"):
         for name in ("metrics.csv", "result.json", "checkpoints/last/spec.json"):
             assert (Path("runs/toy") / path.name / name).read_bytes() == (path / name).read_bytes()

@@ -46,7 +46,15 @@ def parallel_env(env_id: str, render_mode: str | None = None, **overrides: Any):
     return BattleParallelEnv(env_id, render_mode, **overrides)
 
 
-def play(env_id: str, policy: str = "nearest", episodes: int = 1, seed: int = 0, gif: str | None = None, fps: int = 16, **overrides: Any):
+def play(
+    env_id: str,
+    policy: str = "nearest",
+    episodes: int = 1,
+    seed: int = 0,
+    gif: str | None = None,
+    fps: int = 16,
+    **overrides: Any,
+):
     """Play battles with a rule-based team, print how each ended, and write the first ones as a GIF."""
     from envs.battles.play import play as run
 

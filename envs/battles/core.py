@@ -94,7 +94,9 @@ class Rules(NamedTuple):
     auto_reset: bool  # a battle that is over starts anew within the same step
 
 
-def make_rules(battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool = True, auto_reset: bool = True) -> Rules:
+def make_rules(
+    battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool = True, auto_reset: bool = True
+) -> Rules:
     """The compiled simulator's view of a map."""
     units, starts = battle.units, battle.start_positions()
     kinds = np.zeros(len(units), KIND)
@@ -118,7 +120,9 @@ def make_rules(battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool
         targets = max(targets, 1 + max(np.flatnonzero(kinds["weapon"][allies] != HEAL), default=-1))
     total = (kinds["max_hp"] + kinds["max_shield"])[enemies].sum()
     walls = battle.walls()
-    near_walls, near_starts = walls_by_cell(walls, battle.width, battle.height, (kinds["radius"] + kinds["speed"]).max())
+    near_walls, near_starts = walls_by_cell(
+        walls, battle.width, battle.height, (kinds["radius"] + kinds["speed"]).max()
+    )
     return Rules(
         kinds=kinds,
         damage=np.array([[a.damage_to(b) for _, b in units] for _, a in units], np.float64),
@@ -186,9 +190,19 @@ def can_hit(kinds, i, j):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def is_on_map(walkable, x, y):
+    return 0.0 <= x < walkable.shape[1] and 0.0 <= y < walkable.shape[0]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def is_walkable(walkable, x, y):
-    height, width = walkable.shape
-    return 0.0 <= x < width and 0.0 <= y < height and walkable[int(y), int(x)]
+    return is_on_map(walkable, x, y) and walkable[int(y), int(x)]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def is_wall(walkable, x, y):
+    """Open edges of a map are no walls: a move that starts inside may end a little outside."""
+    return is_on_map(walkable, x, y) and not walkable[int(y), int(x)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -289,7 +303,7 @@ def choose_wishes(rules, units, living):
         ally_healer |= units[j].hp > 0.0 and kinds[j].weapon == HEAL
     for i in living:
         me = units[i]
-        me.wish_x, me.wish_y, me.firing, me.shot = 0.0, 0.0, NOBODY, NOBODY
+        me.wish_x, me.wish_y, me.firing = 0.0, 0.0, NOBODY
         speed = kinds[i].speed
         goal_x, goal_y, target = me.goal_x, me.goal_y, me.order_target
         if me.order == NO_OP or me.order == STOP:
@@ -327,7 +341,8 @@ def avoid_collisions(rules, units, living, lines, projected):
         x, y, vx, vy, radius, speed = me.x, me.y, me.vx, me.vy, kinds[i].radius, kinds[i].speed
         count = 0
         if not kinds[i].flies:
-            cell = int(y) * rules.walkable.shape[1] + int(x)
+            column = min(max(int(x), 0), rules.walkable.shape[1] - 1)
+            cell = min(max(int(y), 0), rules.walkable.shape[0] - 1) * rules.walkable.shape[1] + column
             for k in range(near_starts[cell], near_starts[cell + 1]):
                 count = avoid_wall(lines, count, walls, near_walls[k], x, y, vx, vy, radius, radius + speed)
         num_walls = count
@@ -339,16 +354,13 @@ def avoid_collisions(rules, units, living, lines, projected):
                 continue
             if j == i or kinds[j].flies != kinds[i].flies:
                 continue
-            px, py = np.float64(np.float32(px)), np.float64(np.float32(py))
             share = 0.5 if other.wish_x != 0.0 or other.wish_y != 0.0 else 1.0
             count = avoid_unit(
                 lines, count, px, py, vx, vy, vx - other.vx, vy - other.vy,
                 radius + kinds[j].radius, share, 1.0 if i > j else -1.0,
             )  # fmt: skip
         if count > 0:
-            me.next_vx, me.next_vy = choose_velocity(
-                lines, num_walls, count, speed, me.wish_x, me.wish_y, projected
-            )
+            me.next_vx, me.next_vy = choose_velocity(lines, num_walls, count, speed, me.wish_x, me.wish_y, projected)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -360,15 +372,12 @@ def move(kind, me, walkable):
     me.vx, me.vy = me.next_vx, me.next_vy
     if me.vx == 0.0 and me.vy == 0.0:
         return
-    height, width = walkable.shape
     x, y = np.float64(np.float32(me.x + me.vx * TICK)), np.float64(np.float32(me.y + me.vy * TICK))
-    if kind.flies:
-        me.x, me.y = min(max(x, 0.0), width - 1e-3), min(max(y, 0.0), height - 1e-3)
-    elif is_walkable(walkable, x, y):
+    if kind.flies or not is_wall(walkable, x, y):
         me.x, me.y = x, y
-    elif is_walkable(walkable, x, me.y):
+    elif not is_wall(walkable, x, me.y):
         me.x, me.vy = x, 0.0
-    elif is_walkable(walkable, me.x, y):
+    elif not is_wall(walkable, me.x, y):
         me.y, me.vx = y, 0.0
     else:
         me.vx, me.vy = 0.0, 0.0
@@ -490,6 +499,7 @@ def find_living(units, living):
     """6. The dead are out: the living in unit order; returns how many."""
     count = 0
     for i in range(units.shape[0]):
+        units[i].shot = NOBODY
         if units[i].hp > 0.0:
             living[count] = i
             count += 1
@@ -514,8 +524,13 @@ def tick(rules, units, living, turns, lines, projected, streams, row):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def may_move(walkable, me, action):
+    """To walkable ground, or from outside the map back towards it."""
     dx, dy = MOVES[action - NORTH]
-    return is_walkable(walkable, me.x + dx * MOVE_CHECK, me.y + dy * MOVE_CHECK)
+    if is_walkable(walkable, me.x + dx * MOVE_CHECK, me.y + dy * MOVE_CHECK):
+        return True
+    middle_x, middle_y = walkable.shape[1] / 2, walkable.shape[0] / 2
+    off_x, off_y = abs(me.x - middle_x) > middle_x, abs(me.y - middle_y) > middle_y
+    return (off_x and dx * (middle_x - me.x) > 0.0) or (off_y and dy * (middle_y - me.y) > 0.0)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

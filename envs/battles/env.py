@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ class BattleEnv:
             "illegal_actions": self.battles.illegal,
         }
         bounds = np.linspace(0, self.num_envs, self.threads + 1).astype(int).tolist()
-        self._chunks = list(zip(bounds[:-1], bounds[1:], strict=True))
+        self._chunks = list(pairwise(bounds))
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
         self.reset(check_count("seed", seed, 0))
 

@@ -340,8 +340,9 @@ def check_map(battle: BattleMap, entries: Entries) -> None:
     for side in SIDES:
         if all(group.side != side for group in battle.groups):
             entries.wrong("groups", f"has no group of side {side!r}")
-    if not 0 <= battle.attack_point[0] < battle.width or not 0 <= battle.attack_point[1] < battle.height:
-        entries.wrong("attack_point", f"must lie on the {battle.width} x {battle.height} map, not {battle.attack_point}")
+    x, y = battle.attack_point
+    if not (0 <= x < battle.width and 0 <= y < battle.height):
+        entries.wrong("attack_point", f"must lie on the {battle.width} x {battle.height} map, not at ({x:g}, {y:g})")
     for k, group in enumerate(battle.groups):
         for unit, (x, y) in zip(group.units, place_group(group), strict=True):
             if battle.type_features and unit.name not in battle.type_features:

@@ -52,9 +52,10 @@ def avoid_unit(lines, count, px, py, vx, vy, relative_vx, relative_vy, combined_
         if not (along < 0.0 and along * along > radius_sq * (wx * wx + wy * wy)):
             leg = np.sqrt(distance_sq - radius_sq)
             if px * wy - py * wx > 0.0:
-                dx, dy = (px * leg - py * combined_radius) / distance_sq, (px * combined_radius + py * leg) / distance_sq
+                dx, dy = px * leg - py * combined_radius, px * combined_radius + py * leg
             else:
-                dx, dy = -(px * leg + py * combined_radius) / distance_sq, (px * combined_radius - py * leg) / distance_sq
+                dx, dy = -px * leg - py * combined_radius, px * combined_radius - py * leg
+            dx, dy = dx / distance_sq, dy / distance_sq
             shadow = relative_vx * dx + relative_vy * dy
             lines[count, 0] = vx + share * (shadow * dx - relative_vx)
             lines[count, 1] = vy + share * (shadow * dy - relative_vy)

@@ -1,10 +1,11 @@
-"""Watch a rule-based team fight: outcome lines, and a GIF of all battles."""
+"""Watch a rule-based team fight: a line about how each battle ended, and a GIF of all of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from envs import battles
+from envs.battles.env import BattleEnv
 from envs.battles.teams import make_team
 from envs.errors import ConfigError
 
@@ -12,34 +13,41 @@ TICKS_PER_FRAME = 2
 
 
 def play(
-    env_id: str, policy: str, episodes: int, seed: int, gif: str | None, fps: int, **overrides: Any
+    env_id: str, policy: str, episodes: int, seed: int, gif: str | None, fps: float, **overrides: Any
 ) -> list[dict[str, Any]]:
     """Play `episodes` battles and print how each ended; returns one dict per battle."""
-    for name, value in (("episodes", episodes), ("fps", fps)):
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, not {value}")
+    if episodes < 1 or not fps > 0:
+        raise ConfigError(f"episodes and fps must be above 0, not {episodes} and {fps}")
     battle = battles.parallel_env(env_id, **overrides)
     team = make_team(policy, battle.env, seed)
     battle.reset(seed=seed)
-    outcomes, frames = [], []
+    outcomes, shown, ends = [], [], []
     for episode in range(episodes):
         if episode:
             battle.reset()
-        frames += battle.frames() if gif else []
+        shown += battle.moments(TICKS_PER_FRAME) if gif else []
         total, length = 0.0, 0
         while battle.agents:
             actions = team()[0].tolist()
-            _, rewards, _, truncated, infos = battle.step(dict(zip(battle.possible_agents, actions, strict=True)))
-            first = battle.possible_agents[0]
-            total, length = total + rewards[first], length + 1
-            frames += battle.frames(TICKS_PER_FRAME) if gif else []
-        outcome = "won" if infos[first]["battle_won"] else "time is up" if truncated[first] else "lost"
-        outcomes.append({"outcome": outcome, "return": total, "length": length})
-        print(f"episode {episode + 1}: {outcome}, return {total:.2f}, length {length}")
+            _, rewards, _, _, _ = battle.step(dict(zip(battle.possible_agents, actions, strict=True)))
+            total, length = total + rewards[battle.possible_agents[0]], length + 1
+            shown += battle.moments(TICKS_PER_FRAME) if gif else []
+        ends.append(len(shown) - 1)
+        outcomes.append({"outcome": battle.outcome(), "return": total, "length": length})
+        print(f"episode {episode + 1}: {battle.outcome()}, return {total:.2f}, length {length}")
+    if episodes > 1:
+        wins = sum(outcome["outcome"] == "won" for outcome in outcomes)
+        mean = sum(outcome["return"] for outcome in outcomes) / episodes
+        print(f"{policy} on {env_id}: won {wins} of {episodes}, mean return {mean:.2f}")
     if gif:
-        from envs.battles.render import write_gif
+        from envs.battles.render import camera, draw
+        from envs.render import write_gif
 
-        write_gif(frames, gif, fps)
+        frames = shown  # the package draws its own pictures
+        if isinstance(battle.env, BattleEnv):
+            view = camera(battle.env, shown)
+            frames = [draw(battle.env, moment, view) for moment in shown]
+        write_gif(gif, frames, fps, ends)
         print(f"wrote {gif} ({len(frames)} frames)")
     battle.close()
     return outcomes

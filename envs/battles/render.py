@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -10,32 +10,69 @@ from PIL import Image, ImageDraw, ImageFont
 from envs.battles.core import BEAM, BLAST, HEAL, NOBODY, RECORDED
 from envs.battles.env import BattleEnv
 
-CELL = 24  # pixels per cell
+WIDTH = 768  # pixels, at most
 SMOOTH = 2  # pictures are drawn this much larger, then shrunk
 STRIP = 44  # pixels of the strip above the field
 SHOT_TICKS = 3  # a shot stays visible for so many ticks
+MARGIN = 1.5  # cells around the units that a camera keeps in sight
 
 X, Y, HP, SHIELD, SHOT = (RECORDED.index(name) for name in ("x", "y", "hp", "shield", "shot"))
 NIGHT, FLOOR, GRID, TEXT = (16, 19, 26), (38, 44, 54), (45, 52, 63), (226, 230, 236)
-ALLY, ENEMY, SHIELD_BLUE, HEAL_GREEN, DEAD = (70, 150, 245), (240, 90, 70), (120, 225, 255), (90, 220, 120), (88, 94, 104)
+ALLY, ENEMY, DEAD = (70, 150, 245), (240, 90, 70), (88, 94, 104)
+SHIELD_BLUE, HEAL_GREEN = (120, 225, 255), (90, 220, 120)
 SHOT_COLOURS = {True: (150, 205, 255), False: (255, 190, 120)}
-LETTERS = {"marine": "M", "marauder": "R", "medivac": "+", "stalker": "S", "zealot": "Z", "zergling": "z", "baneling": "b"}
+LETTERS = {"marauder": "R", "medivac": "+", "zergling": "z", "baneling": "b", "colossus": "C", "spine_crawler": "T"}
+
+
+class Moment(NamedTuple):
+    """What a picture shows: the last of the recorded ticks; the shots of the ones before it fade."""
+
+    ticks: np.ndarray  # (K, U, columns of RECORDED)
+    t: int  # step of the episode
+    caption: str = ""
+
+
+class View(NamedTuple):
+    """The part of the map in the picture, in cells."""
+
+    left: int
+    bottom: int
+    right: int
+    top: int
+
+
+def whole_field(env: BattleEnv) -> View:
+    """All walkable ground and one cell around it."""
+    rows, columns = np.nonzero(env.battle.walkable)
+    return cut(env, columns.min() - 1, rows.min() - 1, columns.max() + 2, rows.max() + 2)
+
+
+def camera(env: BattleEnv, moments: list[Moment]) -> View:
+    """Just large enough to hold every unit of all moments while it lives."""
+    seen = np.concatenate([moment.ticks[-1] for moment in moments])
+    seen = seen[seen[:, HP] > 0]
+    low, high = seen[:, [X, Y]].min(axis=0) - MARGIN, seen[:, [X, Y]].max(axis=0) + MARGIN
+    high[1] = max(high[1], low[1] + (high[0] - low[0]) * 0.4)  # no letter boxes
+    return cut(env, *np.floor(low), *np.ceil(high))
+
+
+def cut(env: BattleEnv, left: float, bottom: float, right: float, top: float) -> View:
+    width, height = env.battle.width, env.battle.height
+    return View(max(int(left), 0), max(int(bottom), 0), min(int(right), width), min(int(top), height))
 
 
 class Canvas:
-    """Draws in cells of the map, on the part of it that matters."""
+    """Draws in cells of the map."""
 
-    def __init__(self, env: BattleEnv):
-        rows, columns = np.nonzero(env.battle.walkable)
-        self.left, self.right = max(columns.min() - 1, 0), min(columns.max() + 2, env.battle.width)
-        self.bottom, self.top = max(rows.min() - 1, 0), min(rows.max() + 2, env.battle.height)
-        self.scale = CELL * SMOOTH
-        self.width, field = (self.right - self.left) * self.scale, (self.top - self.bottom) * self.scale
+    def __init__(self, view: View):
+        self.view = view
+        self.scale = max(12, min(WIDTH // (view.right - view.left), 64)) * SMOOTH
+        self.width, field = (view.right - view.left) * self.scale, (view.top - view.bottom) * self.scale
         self.image = Image.new("RGB", (self.width, field + STRIP * SMOOTH), NIGHT)
         self.pen = ImageDraw.Draw(self.image, "RGBA")
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        return (x - self.left) * self.scale, (self.top - y) * self.scale + STRIP * SMOOTH
+        return (x - self.view.left) * self.scale, (self.view.top - y) * self.scale + STRIP * SMOOTH
 
     def box(self, x: float, y: float, half_width: float, half_height: float) -> tuple[float, float, float, float]:
         return *self.at(x - half_width, y + half_height), *self.at(x + half_width, y - half_height)
@@ -43,59 +80,48 @@ class Canvas:
     def line(self, start, end, colour, width: float) -> None:
         self.pen.line((*self.at(*start), *self.at(*end)), fill=colour, width=max(1, round(width * self.scale)))
 
-    def text(self, place: tuple[float, float], text: str, size: int, anchor: str, colour=TEXT) -> None:
-        self.pen.text(place, text, font=ImageFont.load_default(size * SMOOTH), fill=colour, anchor=anchor)
-
-    def pixels(self) -> np.ndarray:
-        return np.asarray(self.image.reduce(SMOOTH))
+    def text(self, place: tuple[float, float], text: str, size: float, colour=TEXT) -> None:
+        self.pen.text(place, text, font=ImageFont.load_default(size * SMOOTH), fill=colour, anchor="mm")
 
 
-def draw(env: BattleEnv, ticks: np.ndarray, row: int = 0, caption: str = "") -> np.ndarray:
-    """The last of the recorded `ticks` (K, U, columns) of one battle; the shots of the ones before it fade."""
-    canvas = Canvas(env)
+def draw(env: BattleEnv, moment: Moment, view: View | None = None) -> np.ndarray:
+    """(height, width, 3) uint8."""
+    canvas, now = Canvas(view or whole_field(env)), moment.ticks[-1]
     draw_floor(canvas, env.battle.walkable)
-    draw_dead(canvas, env, ticks[-1], row)
-    for age, tick in enumerate(ticks[: -SHOT_TICKS - 1 : -1]):
-        draw_shots(canvas, env, ticks[-1], tick, row, 1.0 - age / SHOT_TICKS)
+    for x, y in now[now[:, HP] <= 0][:, [X, Y]]:
+        for lean in (-0.22, 0.22):
+            canvas.line((x - 0.22, y - lean), (x + 0.22, y + lean), DEAD, 0.08)
+    for age, tick in enumerate(moment.ticks[: -SHOT_TICKS - 1 : -1]):
+        draw_shots(canvas, env, now, tick[:, SHOT].astype(int), 1.0 - age / SHOT_TICKS)
     for i in np.argsort(env.rules.kinds["flies"], kind="stable"):
-        if ticks[-1, i, HP] > 0:
-            draw_unit(canvas, env, i, ticks[-1, i])
-    draw_strip(canvas, env, ticks[-1], row)
-    if caption:
-        middle = (canvas.width / 2, canvas.image.height / 2)
-        left, top, right, bottom = canvas.pen.textbbox(
-            middle, caption, font=ImageFont.load_default(36 * SMOOTH), anchor="mm"
-        )
-        canvas.pen.rectangle((left - 40, top - 24, right + 40, bottom + 24), fill=(*NIGHT, 210))
-        canvas.text(middle, caption, 36, "mm")
-    return canvas.pixels()
+        if now[i, HP] > 0:
+            draw_unit(canvas, env, i, now[i])
+    draw_strip(canvas, env, now, moment.t)
+    if moment.caption:
+        middle_x, middle_y = canvas.width / 2, canvas.image.height / 2
+        canvas.pen.rectangle((0, middle_y - 60, canvas.width, middle_y + 60), fill=(*NIGHT, 190))
+        canvas.text((middle_x, middle_y), moment.caption, 36)
+    return np.asarray(canvas.image.reduce(SMOOTH))
 
 
 def draw_floor(canvas: Canvas, walkable: np.ndarray) -> None:
-    for y in range(canvas.bottom, canvas.top):
-        for x in range(canvas.left, canvas.right):
+    left, bottom, right, top = canvas.view
+    for y in range(bottom, top):
+        for x in range(left, right):
             if walkable[y, x]:
                 canvas.pen.rectangle(canvas.box(x + 0.5, y + 0.5, 0.5, 0.5), fill=FLOOR, outline=GRID)
 
 
-def draw_dead(canvas: Canvas, env: BattleEnv, tick: np.ndarray, row: int) -> None:
-    for i, unit in enumerate(env.battles.units[row]):
-        if not tick[i, HP] > 0:
-            x, y, half = unit["x"], unit["y"], 0.22
-            canvas.line((x - half, y - half), (x + half, y + half), DEAD, 0.08)
-            canvas.line((x - half, y + half), (x + half, y - half), DEAD, 0.08)
-
-
-def draw_shots(canvas: Canvas, env: BattleEnv, now: np.ndarray, tick: np.ndarray, row: int, strength: float) -> None:
-    kinds, units = env.rules.kinds, env.battles.units[row]
-    places = np.where(np.isnan(now[:, [X, Y]]), np.stack([units["x"], units["y"]], axis=1), now[:, [X, Y]])
-    for i in np.flatnonzero(tick[:, SHOT] != NOBODY):
-        weapon, start, end = kinds["weapon"][i], places[i], places[int(tick[i, SHOT])]
+def draw_shots(canvas: Canvas, env: BattleEnv, now: np.ndarray, shots: np.ndarray, strength: float) -> None:
+    kinds = env.rules.kinds
+    for i in np.flatnonzero(shots != NOBODY):
+        weapon, start, end = kinds["weapon"][i], now[i, [X, Y]], now[shots[i], [X, Y]]
         colour = HEAL_GREEN if weapon == HEAL else SHOT_COLOURS[bool(kinds["ally"][i])]
         colour = (*colour, round(255 * strength))
         if weapon == BLAST:
             reach = kinds["blast_radius"][i]
-            canvas.pen.ellipse(canvas.box(*start, reach, reach), fill=(*colour[:3], round(90 * strength)), outline=colour)
+            glow = (*colour[:3], round(90 * strength))
+            canvas.pen.ellipse(canvas.box(*start, reach, reach), fill=glow, outline=colour)
             continue
         canvas.line(start, end, colour, 0.1 if weapon == HEAL else 0.07)
         if weapon == BEAM:
@@ -110,8 +136,8 @@ def draw_unit(canvas: Canvas, env: BattleEnv, i: int, record: np.ndarray) -> Non
     x, y, radius = record[X], record[Y], max(kind["radius"], 0.3)
     side = ALLY if kind["ally"] else ENEMY
     canvas.pen.ellipse(canvas.box(x, y, radius, radius), fill=(*side, 190 if kind["flies"] else 255), outline=NIGHT)
-    size = max(8, round(radius * 1.1 * CELL))
-    canvas.text(canvas.at(x, y), LETTERS.get(name, name[0].upper()), size, "mm", (255, 255, 255))
+    letter = LETTERS.get(name, name[0].upper())
+    canvas.text(canvas.at(x, y), letter, radius * 1.1 * canvas.scale / SMOOTH, (255, 255, 255))
     if kind["max_shield"] > 0 and record[SHIELD] > 0:
         turn = 360 * record[SHIELD] / kind["max_shield"]
         ring = canvas.box(x, y, radius + 0.1, radius + 0.1)
@@ -122,29 +148,16 @@ def draw_unit(canvas: Canvas, env: BattleEnv, i: int, record: np.ndarray) -> Non
     canvas.pen.rectangle(canvas.box(x - radius * (1 - part), bar, radius * part, 0.07), fill=health)
 
 
-def draw_strip(canvas: Canvas, env: BattleEnv, tick: np.ndarray, row: int) -> None:
+def draw_strip(canvas: Canvas, env: BattleEnv, now: np.ndarray, t: int) -> None:
     """Above the field: what is left of both sides, the battle's name and the step."""
-    kinds = env.rules.kinds
-    left = np.nan_to_num(tick[:, HP] + tick[:, SHIELD])
-    edge, middle = 10 * SMOOTH, STRIP * SMOOTH / 2
-    length = canvas.width * 0.3
+    kinds, left = env.rules.kinds, now[:, HP] + np.where(now[:, HP] > 0, now[:, SHIELD], 0.0)
+    edge, middle, length = 10 * SMOOTH, STRIP * SMOOTH / 2, canvas.width * 0.3
     for side, colour in ((env.rules.allies, ALLY), (env.rules.enemies, ENEMY)):
         part = left[side].sum() / (kinds["max_hp"] + kinds["max_shield"])[side].sum()
         start = edge if colour == ALLY else canvas.width - edge - length
-        canvas.pen.rectangle((start, middle - 12, start + length, middle + 12), fill=FLOOR)
         begin = start if colour == ALLY else start + length * (1 - part)
-        canvas.pen.rectangle((begin, middle - 12, begin + length * part, middle + 12), fill=colour)
-        count = f"{int((left[side] > 0).sum())} left"
-        canvas.text((start + length / 2, middle), count, 11, "mm")
-    title = f"{env.spec.env_id.split('/')[-1]}   {int(env.t[row])} / {env.spec.horizon}"
-    canvas.text((canvas.width / 2, middle), title, 14, "mm")
-
-
-def write_gif(frames: list[np.ndarray], path: str | Path, fps: int) -> None:
-    """One palette for all frames keeps colours still and the file small."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    palette = Image.fromarray(frames[len(frames) // 2]).quantize(64)
-    pictures = [Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    pauses = [round(1000 / fps)] * (len(pictures) - 1) + [1500]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=pauses, loop=0, optimize=True)
+        canvas.pen.rectangle((start, middle - 16, start + length, middle + 16), fill=FLOOR)
+        canvas.pen.rectangle((begin, middle - 16, begin + length * part, middle + 16), fill=colour)
+        canvas.text((start + length / 2, middle), f"{int((left[side] > 0).sum())} left", 11)
+    title = f"{env.battle.name}   {t} / {env.spec.horizon}"
+    canvas.text((canvas.width / 2, middle), title, 14)

@@ -8,7 +8,8 @@ They see what a centralised learner sees, the state and the legal actions, and w
 random   uniform over legal actions
 nearest  the nearest legal target; none: walk towards the mean of the living enemies along the longer axis
 hold     the nearest legal target; none: stop
-focus    the legal target with the least hp and shield left (equal: the first), so that all shoot at one; none: as nearest
+focus    the legal target with the least hp and shield left (equal: the first), so that all shoot at one; none: as
+         nearest
 
 A healer of these teams heals the ally in reach that has the smallest part of its hp left, and stops if there is none.
 """

@@ -38,7 +38,8 @@ class BattleParallelEnv(ParallelEnv):
         self.metadata = {"name": env_id, "render_modes": list(RENDER_MODES), "render_fps": 2, "is_parallelizable": True}
         self.possible_agents = list(self.spec.player_names)
         self.agents: list[str] = []
-        self.n_agents, self.n_actions, self.episode_limit = self.spec.num_players, self.spec.num_actions, self.spec.horizon
+        self.n_agents, self.n_actions = self.spec.num_players, self.spec.num_actions
+        self.episode_limit = self.spec.horizon
         self.observation_spaces = {
             agent: spaces.Dict(
                 {
@@ -96,28 +97,36 @@ class BattleParallelEnv(ParallelEnv):
 
     # pictures --------------------------------------------------------------------------------------------------------
 
-    def frames(self, every: int = TICKS_PER_STEP) -> list[np.ndarray]:
-        """Pictures of the last step, (height, width, 3) uint8, one for every so many ticks."""
-        from envs.battles.render import draw
-
-        if not isinstance(self.env, BattleEnv):
-            return [self.env.picture()]
-        ticks = self.env.battles.ticks[0]  # (8, U, columns)
-        if self.env.t[0] == 0:
-            units = self.env.battles.units[0]
-            ticks = np.stack([units[name].astype(np.float64) for name in RECORDED], axis=1)[None]
-            every = 1
-        return [draw(self.env, ticks[: k + 1], caption=self._caption()) for k in range(every - 1, len(ticks), every)]
-
-    def _caption(self) -> str:
-        if self.agents or not self.env.t[0]:
+    def outcome(self) -> str:
+        """How the battle ended; empty while it goes on."""
+        if not self.env.info["done"][0]:
             return ""
         if self.env.info["battle_won"][0]:
             return "won"
         return "time is up" if self.env.alive[0].any() else "lost"
 
+    def moments(self, every: int = TICKS_PER_STEP) -> list:
+        """What pictures of the last step show, one for every so many ticks (of the package: one finished picture)."""
+        from envs.battles.render import Moment
+
+        if not isinstance(self.env, BattleEnv):
+            return [self.env.picture()]
+        t = int(self.env.t[0])
+        if t == 0:
+            units = self.env.battles.units[0]
+            now = np.stack([units[name].astype(np.float64) for name in RECORDED], axis=1)
+            return [Moment(now[None], t)]
+        ticks = self.env.battles.ticks[0].copy()  # (8, U, columns)
+        captions = {TICKS_PER_STEP - 1: self.outcome()}
+        return [Moment(ticks[: k + 1], t, captions.get(k, "")) for k in range(every - 1, TICKS_PER_STEP, every)]
+
     def render(self) -> np.ndarray | None:
-        return None if self.render_mode is None else self.frames()[-1]
+        if self.render_mode is None:
+            return None
+        from envs.battles.render import draw
+
+        moment = self.moments()[-1]
+        return draw(self.env, moment) if isinstance(self.env, BattleEnv) else moment
 
     def close(self) -> None:
         self.env.close()

@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from envs.errors import ConfigError
-from envs.grid import FREE, PLAYERS, GridConfig, GridGame, T, begin_step, copy_row, end_step, is_over, share_rewards
+from envs.grid import FREE, PLAYERS, GridConfig, GridGame, T, begin_step, end_step, share_rewards
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,11 @@ def step_rows(grid, rules, states, actions, next_states, reward, terminated, tru
     num_players = grid.num_players
     board = PLAYERS + num_players
     for b in range(states.shape[0]):
-        state = next_states[b]
-        copy_row(states[b], state)
-        reward[b] = 0.0
-        terminated[b] = False
-        truncated[b] = False
-        taken[b] = 0
-        illegal[b] = 0
-        if is_over(grid, state):
+        if not begin_step(
+            grid, rules.time_reward, b, states, actions, next_states, reward, terminated, truncated, taken, illegal
+        ):
             continue
-        illegal[b] = begin_step(grid, state, actions[b], taken[b])
-        reward[b] = rules.time_reward
+        state = next_states[b]
 
         for i in range(num_players):
             if taken[b, i] != 0:
@@ -87,6 +81,4 @@ class Snowdrift(GridGame):
 
     def make_rules(self):
         config = self.config
-        return Rules(
-            float(config.drift_reward), float(config.clear_cost), float(config.time_reward), config.prosocial
-        )  # fmt: skip
+        return Rules(float(config.drift_reward), float(config.clear_cost), float(config.time_reward), config.prosocial)

@@ -1,15 +1,14 @@
 """Markov Stag Hunt: a stag takes two hunters who share 10, a hare takes one and pays 1; who hunted leaves the board."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from envs.errors import ConfigError
-from envs.grid import (
-    DEADLINE, FREE, GONE, PLAYERS, GridConfig, GridGame, T, begin_step, copy_row, end_step, is_over, share_rewards,
-)  # fmt: skip
+from envs.grid import DEADLINE, FREE, GONE, PLAYERS, GridConfig, GridGame, T, begin_step, end_step, share_rewards
 
 STAG, HARE = 1, 2  # in `taken`: 1 + the kind
 
@@ -47,20 +46,11 @@ def step_rows(grid, rules, states, actions, next_states, reward, terminated, tru
     num_players = grid.num_players
     board = PLAYERS + num_players
     for b in range(states.shape[0]):
-        state = next_states[b]
-        copy_row(states[b], state)
-        reward[b] = 0.0
-        terminated[b] = False
-        truncated[b] = False
-        taken[b] = 0
-        illegal[b] = 0
-        if is_over(grid, state):
+        if not begin_step(
+            grid, rules.time_reward, b, states, actions, next_states, reward, terminated, truncated, taken, illegal
+        ):
             continue
-        illegal[b] = begin_step(grid, state, actions[b], taken[b])
-        if rules.time_reward != 0.0:
-            for i in range(num_players):
-                if state[PLAYERS + i] != GONE:
-                    reward[b, i] = rules.time_reward
+        state = next_states[b]
 
         # who hunts with whom: everybody who acts on the same cell hunts the same prey
         hunted = False
@@ -85,13 +75,14 @@ def step_rows(grid, rules, states, actions, next_states, reward, terminated, tru
             share_rewards(grid, state, reward[b])
 
         # hunters and prey leave
-        for i in range(num_players):
-            terminated[b, i] = taken[b, i] != 0
-            if taken[b, i] != 0:
-                state[board + state[PLAYERS + i]] = FREE
-        for i in range(num_players):
-            if taken[b, i] != 0:
-                state[PLAYERS + i] = GONE
+        if hunted:
+            for i in range(num_players):
+                terminated[b, i] = taken[b, i] != 0
+                if taken[b, i] != 0:
+                    state[board + state[PLAYERS + i]] = FREE
+            for i in range(num_players):
+                if taken[b, i] != 0:
+                    state[PLAYERS + i] = GONE
 
         state[T] += 1
         if hunted and rules.steps_after_hunt >= 0 and state[DEADLINE] == grid.horizon:
@@ -118,14 +109,15 @@ class StagHunt(GridGame):
 
     def check(self):
         config = self.config
-        if not 1 <= config.hunters_needed <= config.num_players:
-            raise ConfigError(f"hunters_needed must be from 1 to the {config.num_players} players, not {config.hunters_needed}")
-        if len(config.player_strength) not in (0, config.num_players):
-            raise ConfigError(
-                f"player_strength needs one number for each of the {config.num_players} players, not {config.player_strength}"
-            )
-        if not all(0 < strength < float("inf") for strength in config.player_strength):
-            raise ConfigError(f"player_strength must be positive numbers, not {config.player_strength}")
+        players, strength = config.num_players, config.player_strength
+        if not 1 <= config.hunters_needed <= players:
+            raise ConfigError(f"hunters_needed must be from 1 to the {players} players, not {config.hunters_needed}")
+        if not isinstance(strength, (tuple, list)) or not all(isinstance(x, Real) for x in strength):
+            raise ConfigError(f"player_strength must be a tuple of numbers, not {strength!r}")
+        if len(strength) not in (0, players):
+            raise ConfigError(f"player_strength needs a number for each of the {players} players, not {strength}")
+        if not all(0 < x < float("inf") for x in strength):
+            raise ConfigError(f"player_strength must be positive numbers, not {strength}")
         last = config.final_time_after_first_hunt
         if last is not None and (not isinstance(last, int) or isinstance(last, bool) or last < 0):
             raise ConfigError(f"final_time_after_first_hunt must be None or an integer of at least 0, not {last!r}")
