@@ -31,6 +31,12 @@ from envs.grid import (
 from envs.rng import below, make_streams
 
 NOBODY, MIX, RANDOM, FIX, SEEKER = range(5)  # codes of roles; SEEKER + k is the game's k-th seeker
+# a set of moves is a number with bit a set for move a: how many it has, and which is its k-th
+NUM_STEPS = np.array([max(1, bin(steps).count("1")) for steps in range(16)])
+NTH_STEP = np.full((16, 4), STAY)
+for _steps in range(1, 16):
+    _moves = [move for move in range(STAY) if _steps >> move & 1]
+    NTH_STEP[_steps, : len(_moves)] = _moves
 STREAM_SALT = 7  # keeps the players' random streams apart from those of an env with the same seed
 
 
@@ -75,27 +81,21 @@ def read_board(grid, planes, board, things):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def steps_in_the_open(grid, board, things, code, own, steps):
-    """Mark the moves that begin a shortest way from cell `own` to an item `code`, on a board without blocks."""
+def steps_in_the_open(grid, board, things, code, own):
+    """The set of moves (bit a for move a) that begin a shortest way from cell `own` to an item `code`, without blocks."""
     row, column = grid.places[own, 0], grid.places[own, 1]
-    nearest = grid.height * grid.width
+    nearest, steps = 2 * board.shape[0], 0
     for cell in things:
-        if board[cell] == code:
-            r, c = grid.places[cell, 0], grid.places[cell, 1]
-            away = abs(r - row) + abs(c - column)
-            if away < nearest:
-                nearest = away
-                for action in range(STAY):
-                    steps[action] = False
-            if away == nearest:
-                steps[UP] |= r < row
-                steps[DOWN] |= r > row
-                steps[LEFT] |= c < column
-                steps[RIGHT] |= c > column
+        down, across = grid.places[cell, 0] - row, grid.places[cell, 1] - column
+        away = abs(down) + abs(across) if board[cell] == code else 4 * board.shape[0]
+        towards = (down < 0) << UP | (down > 0) << DOWN | (across < 0) << LEFT | (across > 0) << RIGHT
+        steps = towards if away < nearest else steps | (towards if away == nearest else 0)
+        nearest = min(nearest, away)
+    return steps
 
 
 @njit(cache=True, nogil=True)
-def steps_around_blocks(grid, board, things, code, own, legal, steps):
+def steps_around_blocks(grid, board, things, code, own):
     """The same, walking around blocks: breadth first from all items `code` until `own` is met."""
     distance = np.full(board.shape[0], -1, np.int64)
     queue = np.empty(board.shape[0], np.int64)
@@ -115,12 +115,14 @@ def steps_around_blocks(grid, board, things, code, own, legal, steps):
                 distance[other] = distance[cell] + 1
                 queue[tail] = other
                 tail += 1
+    steps = 0
     for action in range(STAY):
-        steps[action] = legal[action] and distance[grid.neighbours[own, action]] == distance[own] - 1
+        steps |= (distance[grid.neighbours[own, action]] == distance[own] - 1) << action
+    return steps
 
 
 @njit(cache=True, nogil=True, inline="always")
-def seek(grid, order, board, things, blocked, planes, legal, steps, streams, stream):
+def seek(grid, order, board, things, blocked, planes, legal, streams, stream):
     """One action of a seeker on the board: order (K,) kinds to look for (-1: no further kind)."""
     num_planes = grid.num_players + 1 + grid.num_kinds
     for kind in order:
@@ -137,15 +139,15 @@ def seek(grid, order, board, things, blocked, planes, legal, steps, streams, str
                 own += 1
                 at += num_planes
             if blocked:
-                steps_around_blocks(grid, board, things, ITEM + kind, own, legal, steps)
+                steps = steps_around_blocks(grid, board, things, ITEM + kind, own)
             else:
-                steps_in_the_open(grid, board, things, ITEM + kind, own, steps)
-            return choose(steps, STAY, streams, stream)
+                steps = steps_in_the_open(grid, board, things, ITEM + kind, own)
+            return NTH_STEP[steps, below(streams, stream, NUM_STEPS[steps])]
     return STAY
 
 
 @njit(cache=True, nogil=True)
-def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, board, things, steps, actions):
+def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, board, things, actions):
     """Fill the columns of `actions` (B, N) whose role is rule-based; obs (B, N, H*W*C), legal (B, N, A), t (B,)."""
     num_players = grid.num_players
     for b in range(actions.shape[0]):
@@ -175,7 +177,7 @@ def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, board, t
                     looked = True
                 order = orders[role - SEEKER]
                 actions[b, player] = seek(
-                    grid, order, board, things[:count], blocked, obs[b, player], allowed, steps, streams, stream
+                    grid, order, board, things[:count], blocked, obs[b, player], allowed, streams, stream
                 )
 
 
@@ -209,7 +211,7 @@ class RulePlayers:
         self.drawn = np.full((num_envs, game.num_players), NOBODY, np.int64)  # what `mix` is in the running episode
         self.streams = make_streams(seed, num_envs * game.num_players, STREAM_SALT)
         num_cells = game.config.height * game.config.width
-        self._scratch = np.zeros(num_cells, np.int64), np.zeros(num_cells, np.int64), np.zeros(STAY, np.bool_)
+        self._scratch = np.zeros(num_cells, np.int64), np.zeros(num_cells, np.int64)  # board, things
 
     def act(self, obs: np.ndarray, legal: np.ndarray, t: np.ndarray, actions_out: np.ndarray | None = None):
         """obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N) int64; other seats' columns are left alone."""
