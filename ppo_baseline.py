@@ -5,7 +5,7 @@ independent: every `ppo` seat has networks of its own, evaluated together as sta
 one network for all of them. A player that left the board is in no loss, mean or normalisation; time running out
 bootstraps, an end by the rules does not.
 
-    python ppo_baseline.py --seed 1                                        # Stag Hunt 4x4, ends near 2.87 (optimum 3.0)
+    python ppo_baseline.py --seed 1                                        # Stag Hunt 4x4, ends near 2.89 (optimum 3.0)
     python ppo_baseline.py --env-id msh-4h1s-8x8 --total-timesteps 2000000 --start-window 4 --start-window-prob 0.7
     python ppo_baseline.py --roles ppo,ns,nh,random                        # one learner, three rule-based players
     python ppo_baseline.py --resume runs/msh-4h1s-4x4__ppo_baseline__1__1700000000
@@ -112,7 +112,7 @@ class Args:
     """PPO's clip range"""
     clip_vloss: bool = False
     """clip the value loss too"""
-    ent_coef: float = 0.02
+    ent_coef: float = 0.05
     """weight of the entropy bonus at the start"""
     ent_coef_final: float = 0.0
     """weight of the entropy bonus at the end, reached linearly"""
@@ -142,8 +142,8 @@ ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Things:
-    """Turns what a player sees into the ids of a few things: each thing on the board by its plane and its place
-    relative to the own cell, the own cell itself, and the step.
+    """Turns planes into the ids of the few things on the board: each by its plane and its place relative to the own
+    cell, and the own cell itself.
 
     A sum of embeddings of these ids is a dense layer on ego-centred planes at a fraction of its cost. Id 0 is nothing.
     """
@@ -156,16 +156,12 @@ class Things:
         across = columns[None, :] - columns[:, None] + width - 1
         ids = 1 + (down * (2 * width - 1) + across)[:, :, None] * planes + np.arange(planes)  # (own cell, cell, plane)
         ids[:, :, 0] = 1 + places * planes + np.arange(num_cells)  # the own plane tells the absolute place
-        self.ids, self.planes = ids.reshape(num_cells, -1), planes
-        self.first_step, self.last_step = 1 + places * planes + num_cells, game.config.horizon - 1
-        self.num_ids = self.first_step + game.config.horizon
-        self.most = game.num_players + int(game.item_counts.sum()) + 4 * game.config.max_block_comp + 1
+        self.ids, self.planes, self.horizon = ids.reshape(num_cells, -1), planes, game.config.horizon
+        self.num_ids = 1 + places * planes + num_cells
+        self.most = game.num_players + int(game.item_counts.sum()) + 4 * game.config.max_block_comp
 
-    def __call__(self, obs: np.ndarray, t: np.ndarray) -> torch.Tensor:
-        """obs (B, L, H, W, C) of 0/1, t (B,) -> ids (B, L, most things that there can be)
-
-        Nobody acts at the horizon, so a value is never trained there: a final observation counts as one step earlier.
-        """
+    def __call__(self, obs: np.ndarray) -> torch.Tensor:
+        """obs (B, L, H, W, C) of 0/1 -> ids (B, L, most things that there can be)"""
         flat = obs.reshape(-1, self.ids.shape[1])
         row, bit = np.nonzero(flat)
         own_cell = flat[:, :: self.planes].argmax(1)
@@ -173,7 +169,6 @@ class Things:
         slot = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
         ids = np.zeros((len(flat), self.most), np.int64)
         ids[row, slot] = self.ids[own_cell[row], bit]
-        ids[:, -1] = np.repeat(self.first_step + np.minimum(t, self.last_step), obs.shape[1])
         return torch.from_numpy(ids).view(*obs.shape[:2], self.most)
 
 
@@ -188,24 +183,29 @@ class Agent(nn.Module):
             return nn.Parameter(torch.randn(shape, generator=generator) * std)
 
         self.embedding = normal(num_nets, num_ids, 2 * hidden, std=0.3)  # first layer of actor | critic
+        self.time = normal(num_nets, 1, 2 * hidden, std=0.3)
         self.actor = normal(num_nets, hidden, hidden, std=(2 / hidden) ** 0.5)
         self.critic = normal(num_nets, hidden, hidden, std=(2 / hidden) ** 0.5)
         self.actor_bias = nn.Parameter(torch.zeros(num_nets, 1, hidden))
         self.critic_bias = nn.Parameter(torch.zeros(num_nets, 1, hidden))
-        self.policy_head = normal(num_nets, hidden, num_actions, std=0.01 / hidden**0.5)
-        self.policy_bias = nn.Parameter(torch.zeros(num_nets, 1, num_actions))
+        # a multiple of 8 columns: with 7, a row's product is rounded by its place in the batch, and ratios are not 1
+        columns = 8 * -(-num_actions // 8)
+        self.policy_head = normal(num_nets, hidden, columns, std=0.01 / hidden**0.5)
+        self.policy_bias = nn.Parameter(torch.zeros(num_nets, 1, columns))
         self.value_head = normal(num_nets, hidden, 1, std=1 / hidden**0.5)
         self.value_bias = nn.Parameter(torch.zeros(num_nets, 1, 1))
 
-    def forward(self, ids: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids (P, R, K), legal (P, R, A) -> log-probabilities (P, R, A), values (P, R)"""
+    def forward(self, ids: torch.Tensor, t: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids (P, R, K), t (P, R) in 0..1, legal (P, R, A) -> log-probabilities (P, R, A), values (P, R)"""
         bags = zip(ids, self.embedding.unbind(), strict=True)
-        first = torch.relu(torch.stack([F.embedding_bag(row, table, mode="sum", padding_idx=0) for row, table in bags]))
+        first = torch.stack([F.embedding_bag(row, table, mode="sum", padding_idx=0) for row, table in bags])
+        first = torch.relu(first + t[:, :, None] * self.time)
         actor = torch.relu(torch.baddbmm(self.actor_bias, first[:, :, : self.hidden], self.actor))
         critic = torch.relu(torch.baddbmm(self.critic_bias, first[:, :, self.hidden :], self.critic))
         logits = torch.baddbmm(self.policy_bias, actor, self.policy_head)
         values = torch.baddbmm(self.value_bias, critic, self.value_head)
-        return F.log_softmax(logits.masked_fill(~legal, -1e9), dim=-1), values[:, :, 0]
+        logits = logits[:, :, : self.num_actions].masked_fill(~legal, -1e9)
+        return F.log_softmax(logits, dim=-1), values[:, :, 0]
 
     def single(self, net: int) -> "Agent":
         """Net number `net` alone (the only one, if all learners share it), as it is now."""
@@ -246,7 +246,7 @@ def ppo_loss(args: Args, agent: Agent, mb: dict[str, torch.Tensor], ent_coef: fl
     def mean(x: torch.Tensor) -> torch.Tensor:  # over the rows of players on the board, for each net
         return (x * alive).sum(1, keepdim=True) / count
 
-    log_probs, value = agent(mb["ids"], mb["legal"])
+    log_probs, value = agent(mb["ids"], mb["t"], mb["legal"])
     log_prob = log_probs.gather(2, mb["actions"][:, :, None])[:, :, 0]
     entropy = -(log_probs.exp() * log_probs.clamp_min(-1e8)).sum(2)
     log_ratio = (log_prob - mb["log_probs"]) * alive
@@ -305,10 +305,19 @@ def nets_first(x: torch.Tensor, num_nets: int) -> torch.Tensor:
     return x.movedim(2, 0).reshape(num_nets, -1, *x.shape[3:])
 
 
-def forward(agent: Agent, ids: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities (B, L, A) and values (B, L) for one step, ids (B, L, K) and legal (B, L, A)."""
-    batch, learners = ids.shape[:2]
-    log_probs, values = agent(nets_first(ids[None], agent.num_nets), nets_first(legal[None], agent.num_nets))
+def look(things: Things, obs: np.ndarray, t: np.ndarray, legal: np.ndarray) -> dict[str, torch.Tensor]:
+    """What the networks see of obs (B, L, H, W, C), t (B,), legal (B, L, A): ids (B, L, K), t (B, L), legal (B, L, A).
+
+    Nobody acts at the horizon, so no value is trained there: a final observation counts as one step earlier.
+    """
+    share = torch.from_numpy(np.minimum(t, things.horizon - 1) / things.horizon).float()
+    return {"ids": things(obs), "t": share[:, None].expand(obs.shape[:2]), "legal": torch.from_numpy(legal)}
+
+
+def forward(agent: Agent, seen: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities (B, L, A) and values (B, L) for what is seen in one step."""
+    batch, learners = seen["t"].shape
+    log_probs, values = agent(**{name: nets_first(x[None], agent.num_nets) for name, x in seen.items()})
     return log_probs.view(learners, batch, -1).transpose(0, 1), values.view(learners, batch).T
 
 
@@ -321,8 +330,8 @@ class Policy:
 
     @torch.no_grad()
     def act(self, env) -> np.ndarray:
-        ids = self.things(env.obs[:, [self.seat]], env.t)
-        log_probs = forward(self.agent, ids, torch.from_numpy(env.legal[:, [self.seat]]))[0][:, 0]
+        seen = look(self.things, env.obs[:, [self.seat]], env.t, env.legal[:, [self.seat]])
+        log_probs = forward(self.agent, seen)[0][:, 0]
         return (log_probs.argmax(-1) if self.greedy else sample(log_probs, self.generator)).numpy()
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -575,7 +584,7 @@ def train(args: Args, run_dir: Path) -> int:
     # storage, all (T, B, L, ...)
     shape = (args.num_steps, args.num_envs, len(learners))
     batch = {
-        "ids": torch.zeros(*shape, things.most, dtype=torch.int64),
+        "ids": torch.zeros(*shape, things.most, dtype=torch.int64), "t": torch.zeros(shape),
         "legal": torch.zeros(*shape, env.spec.num_actions, dtype=torch.bool),
         "alive": torch.zeros(shape, dtype=torch.bool), "actions": torch.zeros(shape, dtype=torch.int64),
         "log_probs": torch.zeros(shape), "values": torch.zeros(shape),
@@ -595,8 +604,8 @@ def train(args: Args, run_dir: Path) -> int:
         # rollout
         for step in range(args.num_steps):
             with torch.no_grad():
-                seen = {"ids": things(env.obs[:, learners], env.t), "legal": torch.from_numpy(env.legal[:, learners])}
-                log_probs, values = forward(agent, **seen)
+                seen = look(things, env.obs[:, learners], env.t, env.legal[:, learners])
+                log_probs, values = forward(agent, seen)
                 chosen = sample(log_probs, policy_generator)
             seen |= {"alive": torch.from_numpy(env.alive[:, learners]), "actions": chosen, "values": values}
             seen |= {"log_probs": log_probs.gather(2, chosen[:, :, None])[:, :, 0]}
@@ -620,14 +629,15 @@ def train(args: Args, run_dir: Path) -> int:
             spend("env")
 
             if truncated[step].any():  # the value of what would have followed, had time not run out
-                ids = things(info["final_obs"][done][:, learners], info["episode_length"][done])
+                final_obs, final_t = info["final_obs"][done][:, learners], info["episode_length"][done]
+                final = look(things, final_obs, final_t, env.legal[done][:, learners])  # the value ignores legality
                 with torch.no_grad():
-                    next_value[step, torch.from_numpy(done)] = forward(agent, ids, seen["legal"][done])[1]
+                    next_value[step, torch.from_numpy(done)] = forward(agent, final)[1]
                 spend("policy")
 
         # advantages
         with torch.no_grad():
-            last_values = forward(agent, things(env.obs[:, learners], env.t), seen["legal"])[1]
+            last_values = forward(agent, look(things, env.obs[:, learners], env.t, env.legal[:, learners]))[1]
         following = torch.cat([batch["values"][1:], last_values[None]])
         next_value = torch.where(truncated, next_value, following)
         gae = (batch["alive"], terminated, truncated, args.gamma, args.gae_lambda)

@@ -42,7 +42,7 @@ from envs import ConfigError
 from envs.grid import BLOCK, FIRST_INTERACTION, ITEM, STAY, EnvSpec, GridGame
 from envs.players import RANDOM, RulePlayers
 
-EPISODES = 512  # played at a time while data is made
+EPISODES = 128  # played at a time while data is made
 BATTLE_TEAMS = ("nearest", "focus", "random")
 IMPOSSIBLE = -1e9  # logit of an illegal action
 IGNORED_SETTINGS = ("strict", "start_window", "start_window_prob")  # of a game: they change no rule
@@ -382,10 +382,10 @@ def board_codes(game: GridGame, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def distances(game: GridGame, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """(M, H*W) steps around blocks from each cell to the nearest one with the code wanted (M,); H*W + 1: no way."""
-    far = codes.shape[1] + 1
-    distance = np.where(codes == wanted[:, None], 0, far)
+    far = np.int16(codes.shape[1] + 1)
+    distance = np.where(codes == wanted[:, None], np.int16(0), far)
     while True:
-        nearer = np.where(codes == BLOCK, far, 1 + distance[:, game.grid.neighbours].min(2))
+        nearer = np.where(codes == BLOCK, far, np.int16(1) + distance[:, game.grid.neighbours].min(2))
         nearer = np.minimum(distance, nearer)
         if (nearer == distance).all():
             return distance
@@ -569,20 +569,28 @@ def draw_losses(path: Path, history: list[dict[str, float]]) -> None:
     plt.close(figure)
 
 
-def draw_goal_map(path: Path, z: np.ndarray, kind: np.ndarray, kinds: list[str], row: np.ndarray, column: np.ndarray):
-    """Goals on their two widest directions, coloured by the kind hunted, and by where (row, column from 0 to 1)."""
+def draw_goal_map(path: Path, z: np.ndarray, kind: np.ndarray, kinds: list[str], place: np.ndarray, probe: nn.Linear):
+    """Goals in two dimensions, by the kind hunted (across: what the linear probe says) and by place (M, 2) from 0 to 1
+    (the two widest directions of z)."""
     import matplotlib.pyplot as plt
 
-    flat = (z - z.mean(0)) @ np.linalg.svd(z - z.mean(0), full_matrices=False)[2][:2].T
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
+    centred, weight = z - z.mean(0), probe.weight.detach().numpy()
+    flat = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
+    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.8), layout="constrained")
+    two = len(kinds) == 2
+    told = z @ (weight[1] - weight[0]) + (probe.bias[1] - probe.bias[0]).item() if two else flat[:, 0]
     for k in np.unique(kind):
-        axes[0].scatter(*flat[kind == k].T, s=6, alpha=0.5, label=f"{kinds[k]} ({(kind == k).sum()})", color=f"C{k}")
+        label = f"{kinds[k]} ({(kind == k).sum()})"
+        axes[0].scatter(told[kind == k], flat[kind == k, 0 if two else 1], s=6, alpha=0.5, label=label, color=f"C{k}")
+    if two:
+        axes[0].axvline(0, color="#999999", lw=1, ls=":")
     axes[0].legend(frameon=False, markerscale=3, fontsize=8)
-    axes[0].set_title("goals of validation hunts, by what is hunted")
-    axes[1].scatter(*flat.T, s=6, alpha=0.7, c=np.stack([row, 0.3 + 0 * row, column], 1))
-    axes[1].set_title("by where: redder = lower row, bluer = more to the right")
-    for axis in axes:
-        axis.set(xticks=[], yticks=[], xlabel="widest direction of z", ylabel="second")
+    across = f"log-odds of the linear probe: {kinds[1]} over {kinds[0]}" if two else "widest direction of z"
+    axes[0].set(title="goals of validation hunts, by what is hunted", xlabel=across, yticks=[])
+    axes[0].set_ylabel("widest direction of z" if two else "second widest")
+    axes[1].scatter(*flat.T, s=6, alpha=0.7, c=np.insert(place, 1, 0.3, axis=1))
+    axes[1].set(title="by where: redder = lower row, bluer = more to the right", xticks=[], yticks=[])
+    axes[1].set(xlabel="widest direction of z", ylabel="second widest")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
@@ -608,7 +616,7 @@ def fit_probe(probe: nn.Linear, z: torch.Tensor, label: torch.Tensor) -> None:
 
 LARGEST = {
     "dim": 1024, "hidden": 8192, "horizon": 30_000, "num_players": 1024, "num_actions": 4096, "num_kinds": 4096,
-    "num_cells": 30_000,
+    "num_cells": 1024,
 }  # fmt: skip  (sizes above these are no checkpoint of ours)
 
 
@@ -676,8 +684,9 @@ def load_checkpoint(
         check_game("checkpoint", found, spec, obs_is_state)
     sizes = found.get("sizes") if isinstance(found.get("sizes"), dict) else {}
     shape = sizes.get("obs_shape") if isinstance(sizes.get("obs_shape"), list) else []
-    good = len(shape) in (1, 3) and all(type(n) is int and 0 < n <= 30_000 for n in shape) and np.prod(shape) <= 10**6
-    good &= all(type(sizes.get(name)) is int and 0 < sizes[name] <= most for name, most in LARGEST.items())
+    good = len(shape) in (1, 3) and all(type(n) is int and 0 < n <= 10_000 for n in shape)
+    good = good and (len(shape) == 1 or shape[0] * shape[1] <= LARGEST["num_cells"])
+    good = good and all(type(sizes.get(name)) is int and 0 < sizes[name] <= most for name, most in LARGEST.items())
     if not good or type(sizes.get("obs_is_state")) is not bool:
         raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
     with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
@@ -742,15 +751,17 @@ def check_limits(args: Any, limits: dict[str, tuple[float, float]]) -> None:
 
 
 def losses(model: GoalVAE, batch: dict[str, torch.Tensor], mode: str, dropout: float = 0.0) -> dict[str, torch.Tensor]:
-    """Cross-entropy, reconstruction and KL, the latter two as means over the rows with a goal. While training, z is a
-    sample and hidden with probability `dropout`. The part that `mode` leaves out sees z without a gradient to it."""
+    """Cross-entropy, reconstruction and KL, the latter two as means over the rows with a goal. The part that `mode`
+    leaves out sees z without a gradient to it. The opponent model gets a sample of z while training, hidden with
+    probability `dropout`, and else the mean; the reconstruction is always of a sample."""
     has_goal = batch["has_goal"]
     mean, log_var = model.encode(batch["goal_obs"])
-    z = mean + torch.randn_like(mean) * (0.5 * log_var).exp() if model.training else mean
+    z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
     weight = has_goal.float() / has_goal.sum().clamp(min=1)
     recon = (model.reconstruction(z.detach() if mode == "moa" else z, batch["goal_obs"]) * weight).sum()
     kl = (0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var) * weight[:, None]).sum()
-    goal = torch.where(has_goal[:, None], z.detach() if mode == "recon" else z, model.no_goal)
+    goal = z if model.training else mean
+    goal = torch.where(has_goal[:, None], goal.detach() if mode == "recon" else goal, model.no_goal)
     if model.training:
         goal = torch.where(torch.rand(len(goal), 1) < dropout, model.hidden_goal, goal)
     logits = model.logits(batch["obs"], batch["t"], batch["legal"], goal, batch["player"])
@@ -820,6 +831,8 @@ def train(args: Args) -> Path:
         "num_players": spec.num_players, "num_actions": spec.num_actions, "num_kinds": len(kinds), "dim": args.dim,
         "hidden": args.hidden, "num_cells": int(np.prod(spec.obs_shape[:2])) if game else 1,
     }  # fmt: skip
+    if sizes["num_cells"] > LARGEST["num_cells"]:
+        raise ConfigError(f"a board of {sizes['num_cells']} cells is too large; the most is {LARGEST['num_cells']}")
     model = GoalVAE(sizes)
     if not model.is_planes:
         model.mean.copy_(train_batch["obs"].mean(0))
@@ -851,7 +864,7 @@ def train(args: Args) -> Path:
         model.eval()
         result = evaluate(model, val_batch, ceiling)
         val = dict.fromkeys(sums, 0.0)
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             distinct = torch.from_numpy(np.flatnonzero(~data["repeat"][val_rows]))
             for mb_rows in distinct.split(4096):
                 parts = losses(model, {name: column[mb_rows] for name, column in val_batch.items()}, args.loss)
@@ -902,7 +915,7 @@ def train(args: Args) -> Path:
     with torch.no_grad():
         hunt_obs = torch.from_numpy(data["obs"][hunted])
         z = torch.cat([model.encode(some)[0] for some in hunt_obs.split(4096)])
-    labels = {"kind": torch.from_numpy(data["hunt"][hunted] - 1)}
+    labels = {"kind": torch.from_numpy(data["action"][hunted] - (FIRST_INTERACTION if game else FIRST_INTERACTION + 1))}
     if game:
         labels["cell"] = hunt_obs[..., 0].flatten(1).argmax(1)
     is_val, probes = torch.from_numpy(in_val[hunted]), {"goal/probe_kind": np.nan, "goal/probe_cell": np.nan}
@@ -916,10 +929,12 @@ def train(args: Args) -> Path:
         f" {probes['goal/probe_kind']:.4f}, which prey (its cell) {probes['goal/probe_cell']:.4f}"
     )
     if args.pictures and is_val.sum() > 2:
-        cell = labels["cell"][is_val].numpy() if game else np.zeros(int(is_val.sum()))
-        width, height = (game.config.width, game.config.height) if game else (1, 1)
-        row, column = cell // width / max(height - 1, 1), cell % width / max(width - 1, 1)
-        draw_goal_map(folder / "goal_map.png", z[is_val].numpy(), labels["kind"][is_val].numpy(), kinds, row, column)
+        place = np.zeros((int(is_val.sum()), 2))
+        if game:
+            row_column = np.divmod(labels["cell"][is_val].numpy(), game.config.width)
+            place = np.stack(row_column, 1) / np.maximum([game.config.height - 1, game.config.width - 1], 1)
+        kind = labels["kind"][is_val].numpy()
+        draw_goal_map(folder / "goal_map.png", z[is_val].numpy(), kind, kinds, place, model.kind_probe)
 
     # checkpoint
     scores = {k: v if np.isfinite(v) else None for k, v in (history[-1] | probes).items() if not k.endswith("_time")}
@@ -941,6 +956,7 @@ def train(args: Args) -> Path:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # progress shows at once in a log file, too
     try:
         train(tyro.cli(Args))
     except ConfigError as error:

@@ -175,7 +175,7 @@ def main(args: Args) -> dict[str, Any]:
     torch.set_num_threads(args.torch_threads)
 
     # model
-    newest = find_checkpoint(args.ckpt_dir)
+    newest = find_checkpoint(args.ckpt_dir, planes=None)
     if not args.checkpoint and newest is None:
         raise ConfigError(f"no world model under '{args.ckpt_dir}'; run train_world_model.py or give --checkpoint")
     folder = Path(args.checkpoint or newest)

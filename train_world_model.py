@@ -656,14 +656,14 @@ def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None) -> tuple[Wo
     return model.eval(), found
 
 
-def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bool = False) -> Path | None:
-    """The newest checkpoint under `out_dir` that fits this env (any, without `spec`), or None."""
+def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bool | None = False) -> Path | None:
+    """The newest checkpoint under `out_dir` that fits this env (any, without `spec`) and model (planes=None: any)."""
     for folder in sorted(Path(out_dir).glob("world_model__*"), reverse=True):
         try:
             found = read_spec(folder, "world_model")
             if spec is not None:
                 check_game("checkpoint", found, spec, False)
-            if found["sizes"]["planes"] is planes and (folder / "weights.safetensors").exists():
+            if planes in (None, found["sizes"]["planes"]) and (folder / "weights.safetensors").exists():
                 return folder
         except (ConfigError, KeyError, TypeError):
             continue
@@ -785,6 +785,7 @@ def train(args: Args) -> Path:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # progress shows at once in a log file, too
     try:
         train(tyro.cli(Args))
     except ConfigError as error:

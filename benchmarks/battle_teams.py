@@ -38,7 +38,7 @@ class Args:
     """seeds; win rates are over all of their episodes"""
     episodes: int = 100
     """episodes per map, team and seed"""
-    search_steps: int = 400_000
+    search_steps: int = 500_000
     """env steps that the open-loop search may take per map and seed"""
     jitter: float = 1.0
     """start_jitter of the second open-loop column"""
@@ -91,24 +91,34 @@ def record_team(env_id: str, team: str, seed: int) -> tuple[float, np.ndarray]:
     return float(returns.mean()), sequence
 
 
+def change(sequence: np.ndarray, span: int, num_actions: int, rng: np.random.Generator) -> None:
+    """Give one to four stretches of a sequence (T, N), within the first `span` steps, another action."""
+    for _ in range(rng.integers(1, 5)):
+        start, agent = rng.integers(span), rng.integers(sequence.shape[1])
+        agents = slice(None) if rng.random() < 0.2 else agent  # at times for the whole team
+        sequence[start : start + rng.integers(1, 9), agents] = rng.integers(1, num_actions)
+
+
 def search_open_loop(env_id: str, seed: int, budget: int) -> tuple[np.ndarray, int]:
     """Hill climbing from the best rule-based battle; returns the sequence (T, N) and the env steps used."""
-    candidates, repeats = 32, 8
+    candidates, repeats = 64, 4
     env = envs.make(env_id, num_envs=candidates * repeats, seed=seed)
     rng = np.random.default_rng(seed)
     best = max((record_team(env_id, team, seed) for team in TEAMS), key=lambda pair: pair[0])[1]
-    used = 0
+    used, span = 0, env.spec.horizon
     while used < budget:
         tried = np.repeat(best[None], candidates, axis=0)  # the first stays as it is
         for candidate in tried[1:]:
-            changes = rng.random(candidate.shape) < rng.choice([0.003, 0.01, 0.03, 0.1])
-            candidate[changes] = rng.integers(1, env.spec.num_actions, changes.sum())
+            change(candidate, span, env.spec.num_actions, rng)
         wins, returns = play_sequences(env, np.repeat(tried, repeats, axis=0), int(rng.integers(2**31)))
-        used += env.steps_taken
-        score = (returns + 20.0 * wins).reshape(candidates, repeats).mean(axis=1)
+        used, span = used + env.steps_taken, min(env.steps_taken // env.num_envs + 2, env.spec.horizon)
+        wins, score = (
+            wins.reshape(candidates, repeats),
+            (returns + 20.0 * wins).reshape(candidates, repeats).mean(axis=1),
+        )
+        if wins[0].all() and score.argmax() == 0:
+            break  # what this round began with wins every battle, and no change is better
         best = tried[score.argmax()]
-        if wins.reshape(candidates, repeats)[score.argmax()].all() and score.argmax() == 0:
-            break  # the sequence it began the round with won every battle: nothing left to gain
     return best, used
 
 

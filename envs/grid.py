@@ -543,9 +543,10 @@ class GridGame:
         if config.max_block_comp:
             trial = np.zeros((1, self.state_size), np.int16)
             if start_rows(self.grid, self.item_counts, config.max_block_comp, 0, 0.0, trial, make_streams(0, 1)):
+                board = f"{config.height}x{config.width} board with {config.max_block_comp} block pieces"
                 raise ConfigError(
-                    f"no board of {config.height}x{config.width} with {config.max_block_comp} block pieces had connected free"
-                    f" cells for {num_items} items in {BOARD_DRAWS} draws; use fewer blocks or a larger board"
+                    f"no {board} had connected free cells for {num_items} items in {BOARD_DRAWS} draws;"
+                    " use fewer blocks or a larger board"
                 )
 
     def check_window(self, window: int, prob: float) -> None:

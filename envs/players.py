@@ -82,7 +82,7 @@ def read_board(grid, planes, board, things):
 
 @njit(cache=True, nogil=True, inline="always")
 def steps_in_the_open(grid, board, things, code, own):
-    """The set of moves (bit a for move a) that begin a shortest way from cell `own` to an item `code`, without blocks."""
+    """The set of moves (bit a for move a) that begin a shortest way from cell `own` to an item `code`: no blocks."""
     row, column = grid.places[own, 0], grid.places[own, 1]
     nearest, steps = 2 * board.shape[0], 0
     for cell in things:

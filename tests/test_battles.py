@@ -386,3 +386,22 @@ def test_play_prints_outcomes_and_writes_a_gif(tmp_path):
 
 def test_teams_are_offered():
     assert TEAMS == ("random", "nearest", "hold", "focus")
+
+
+# benchmarks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("battle_speed.py", ["--num-envs", "4", "--seconds", "0.02", "--repeats", "1"], ["3m", "SMAX", "1 thread"]),
+        ("battle_teams.py", ["--episodes", "4", "--seeds", "1", "--search-steps", "9"], ["3m", "open loop", "nearest"]),
+    ],
+)
+def test_benchmarks_run(tmp_path, script, flags, words):
+    root = Path(__file__).parent.parent
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(root / "benchmarks" / script), "--maps", "3m", "--json", str(figures), *flags]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert all(word in result.stdout for word in words) and figures.stat().st_size > 50

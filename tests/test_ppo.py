@@ -75,11 +75,11 @@ def make_batch(env, things, agent, steps: int = 8, seed: int = 1) -> dict[str, t
     generator = torch.Generator().manual_seed(seed)
     stored: dict[str, list] = {}
     for _ in range(steps):
-        ids, legal = things(env.obs, env.t), torch.from_numpy(env.legal.copy())
+        seen = ppo.look(things, env.obs, env.t, env.legal)
         with torch.no_grad():
-            log_probs, values = ppo.forward(agent, ids, legal)
+            log_probs, values = ppo.forward(agent, seen)
         actions = ppo.sample(log_probs, generator)
-        step = {"ids": ids, "legal": legal, "alive": torch.from_numpy(env.alive.copy()), "actions": actions}
+        step = seen | {"alive": torch.from_numpy(env.alive.copy()), "actions": actions}
         step |= {"log_probs": log_probs.gather(2, actions[:, :, None])[:, :, 0], "values": values}
         for name, x in step.items():
             stored.setdefault(name, []).append(x.clone())
@@ -109,7 +109,7 @@ def test_illegal_actions_have_probability_zero():
     for _ in range(20):
         legal = torch.from_numpy(env.legal.copy())
         with torch.no_grad():
-            log_probs, _ = ppo.forward(agent, things(env.obs, env.t), legal)
+            log_probs, _ = ppo.forward(agent, ppo.look(things, env.obs, env.t, env.legal))
         assert (log_probs.exp()[~legal] == 0).all() and (log_probs.exp()[legal] > 0).all()
         actions = ppo.sample(log_probs, torch.Generator().manual_seed(0))
         assert legal.gather(2, actions[:, :, None]).all()
@@ -168,17 +168,17 @@ def test_a_net_sees_the_same_from_every_seat():
     env, things, _ = make_agent()
     states = env.states.copy()
     env.set_states(states)
-    first = things(env.obs, env.t)[:, 0]
+    first = things(env.obs)[:, 0]
     rotated = states.copy()
     rotated[:, 2:6] = states[:, [5, 2, 3, 4]]  # who sat in seat 0 sits in seat 1
     env.set_states(rotated)
-    assert torch.equal(things(env.obs, env.t)[:, 1], first)
+    assert torch.equal(things(env.obs)[:, 1], first)
 
 
 def test_things_tell_boards_apart():
     """The ids hold everything that the planes hold: distinct observations, distinct sets of ids."""
     env, things, _ = make_agent()
-    ids = things(env.obs, env.t).reshape(-1, things.most)
+    ids = things(env.obs).reshape(-1, things.most)
     planes = env.obs.reshape(len(ids), -1)
     by_ids = {tuple(sorted(row.tolist())) for row in ids}
     assert len(by_ids) == len({row.tobytes() for row in planes})

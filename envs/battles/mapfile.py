@@ -354,7 +354,7 @@ def check_map(battle: BattleMap, entries: Entries) -> None:
 
 
 def map_names() -> list[str]:
-    """The maps that come along, small ones first."""
+    """The maps that come along, by name."""
     return sorted((path.stem for path in (HERE / "maps").glob("*.toml")), key=lambda name: (name.lower(), name))
 
 

@@ -91,11 +91,13 @@ def draw(env: BattleEnv, moment: Moment, view: View | None = None) -> np.ndarray
     for x, y in now[now[:, HP] <= 0][:, [X, Y]]:
         for lean in (-0.22, 0.22):
             canvas.line((x - 0.22, y - lean), (x + 0.22, y + lean), DEAD, 0.08)
+    living = [i for i in np.argsort(env.rules.kinds["flies"], kind="stable") if now[i, HP] > 0]
+    for i in living:
+        draw_unit(canvas, env, i, now[i])
     for age, tick in enumerate(moment.ticks[: -SHOT_TICKS - 1 : -1]):
         draw_shots(canvas, env, now, tick[:, SHOT].astype(int), 1.0 - age / SHOT_TICKS)
-    for i in np.argsort(env.rules.kinds["flies"], kind="stable"):
-        if now[i, HP] > 0:
-            draw_unit(canvas, env, i, now[i])
+    for i in living:
+        draw_health(canvas, env.rules.kinds[i], now[i])
     draw_strip(canvas, env, now, moment.t)
     if moment.caption:
         middle_x, middle_y = canvas.width / 2, canvas.image.height / 2
@@ -131,7 +133,7 @@ def draw_shots(canvas: Canvas, env: BattleEnv, now: np.ndarray, shots: np.ndarra
 
 
 def draw_unit(canvas: Canvas, env: BattleEnv, i: int, record: np.ndarray) -> None:
-    """A disc with the type's letter, its shield as a ring, its health as a bar above."""
+    """A disc with the type's letter and its shield as a ring."""
     kind, name = env.rules.kinds[i], env.battle.units[i][1].name
     x, y, radius = record[X], record[Y], max(kind["radius"], 0.3)
     side = ALLY if kind["ally"] else ENEMY
@@ -142,6 +144,11 @@ def draw_unit(canvas: Canvas, env: BattleEnv, i: int, record: np.ndarray) -> Non
         turn = 360 * record[SHIELD] / kind["max_shield"]
         ring = canvas.box(x, y, radius + 0.1, radius + 0.1)
         canvas.pen.arc(ring, -90, -90 + turn, fill=SHIELD_BLUE, width=round(0.09 * canvas.scale))
+
+
+def draw_health(canvas: Canvas, kind: np.void, record: np.ndarray) -> None:
+    """A bar above the unit."""
+    x, y, radius = record[X], record[Y], max(kind["radius"], 0.3)
     part, bar = record[HP] / kind["max_hp"], y + radius + 0.22
     canvas.pen.rectangle(canvas.box(x, bar, radius, 0.07), fill=NIGHT)
     health = (round(230 - 150 * part), round(70 + 140 * part), 80)
