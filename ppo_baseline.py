@@ -120,6 +120,8 @@ class Args:
     """weight of the value loss"""
     max_grad_norm: float = 0.5
     """largest gradient norm of each learner's networks"""
+    initial_value: float = 3.0
+    """what the critic expects before it has learned: optimism makes a hare (1) a disappointment until stags are known"""
     hidden: int = 64
     """width of the hidden layers"""
     shared_policy: bool = False
@@ -519,6 +521,7 @@ def train(args: Args, run_dir: Path) -> int:
     num_nets = 1 if args.shared_policy else len(learners)
     init_generator = torch.Generator().manual_seed(init_seed)
     agent = Agent(num_nets, things.num_ids, env.spec.num_actions, args.hidden, init_generator)
+    nn.init.constant_(agent.value_bias, args.initial_value)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, foreach=True)
     spec = {
         "script": Path(__file__).name, "code_version": code_version, "env_id": args.env_id, "roles": roles,

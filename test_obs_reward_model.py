@@ -116,7 +116,7 @@ def draw_triplets(path: Path, model, data: dict[str, Any]) -> None:
                         text = "0" if value == 0 else "1" if value == 1 else f"{value:.2f}"
                         text = text if abs(value) >= 0.005 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
                         dark = abs(value) > 0.6
-                        axis.text(x, y, text, ha="center", va="center", size=5.5, color="w" if dark else "#555555")
+                        axis.text(x, y, text, ha="center", va="center", size=6, color="w" if dark else "#555555")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

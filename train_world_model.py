@@ -240,7 +240,8 @@ class WorldModel(nn.Module):
         chance = out.reward[:, 0].exp()
         return {
             "planes": self.soft_planes(cells, board, out), "reward": chance @ self.reward_values,
-            "end": torch.sigmoid(out.end), "next_planes": planes, "reward_mode": self.reward_values[chance.argmax(1)],
+            "end": torch.where(is_empty(next_cells, next_board), 1.0, torch.sigmoid(out.end)),
+            "next_planes": planes, "reward_mode": self.reward_values[chance.argmax(1)],
         }  # fmt: skip
 
     def most_likely(self, cells: torch.Tensor, board: torch.Tensor, out: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
@@ -256,7 +257,8 @@ class WorldModel(nn.Module):
         out = self(cells, board, torch.from_numpy(np.ascontiguousarray(actions, np.int64)), t)
         next_cells, next_board = self.most_likely(cells, board, out)
         reward = self.reward_values[out.reward.argmax(2)].masked_fill(cells == GONE, 0.0)
-        return to_states(states, next_cells, next_board), reward.numpy(), (out.end > 0).numpy()
+        end = (out.end > 0) | is_empty(next_cells, next_board)
+        return to_states(states, next_cells, next_board), reward.numpy(), end.numpy()
 
 
 class PlanesModel(nn.Module):
@@ -358,6 +360,11 @@ def to_planes(cells: torch.Tensor, board: torch.Tensor, game: GridGame) -> torch
     players = F.one_hot(cells + 1, board.shape[1] + 1)[:, :, 1:].transpose(1, 2)
     planes = torch.cat([players, F.one_hot(board, 2 + len(game.kinds))[:, :, 1:]], 2)
     return planes.view(len(cells), *game.obs_shape).float()
+
+
+def is_empty(cells: torch.Tensor, board: torch.Tensor) -> torch.Tensor:
+    """(B,) bool: no player or no item is left, so by any rules the episode is over."""
+    return (cells == GONE).all(1) | ~(board >= ITEM).any(1)
 
 
 class Imagined(NamedTuple):

@@ -101,24 +101,22 @@ def change(sequence: np.ndarray, span: int, num_actions: int, rng: np.random.Gen
 
 def search_open_loop(env_id: str, seed: int, budget: int) -> tuple[np.ndarray, int]:
     """Hill climbing from the best rule-based battle; returns the sequence (T, N) and the env steps used."""
-    candidates, repeats = 64, 4
+    candidates, repeats = 32, 8
     env = envs.make(env_id, num_envs=candidates * repeats, seed=seed)
     rng = np.random.default_rng(seed)
     best = max((record_team(env_id, team, seed) for team in TEAMS), key=lambda pair: pair[0])[1]
-    used, span = 0, env.spec.horizon
-    while used < budget:
+    used, span, sure = 0, env.spec.horizon, 0
+    while used < budget and sure < 5:
         tried = np.repeat(best[None], candidates, axis=0)  # the first stays as it is
         for candidate in tried[1:]:
             change(candidate, span, env.spec.num_actions, rng)
         wins, returns = play_sequences(env, np.repeat(tried, repeats, axis=0), int(rng.integers(2**31)))
         used, span = used + env.steps_taken, min(env.steps_taken // env.num_envs + 2, env.spec.horizon)
-        wins, score = (
-            wins.reshape(candidates, repeats),
-            (returns + 20.0 * wins).reshape(candidates, repeats).mean(axis=1),
-        )
-        if wins[0].all() and score.argmax() == 0:
-            break  # what this round began with wins every battle, and no change is better
-        best = tried[score.argmax()]
+        score = (returns + 20.0 * wins).reshape(candidates, repeats).mean(axis=1)
+        won_all = wins[:repeats].all()
+        sure = sure + 1 if won_all else 0  # rounds in a row in which the sequence they began with won every battle
+        if not won_all:
+            best = tried[score.argmax()]
     return best, used
 
 
@@ -153,13 +151,15 @@ def evaluate(args: Args, name: str) -> dict:
 
 
 def table(rows: list[dict]) -> str:
+    """Markdown: per cent of battles won, with 95 % intervals, and the env steps of all searches of a map."""
     columns = [*TEAMS, "open_loop", "open_loop_jittered"]
-    lines = ["| map | " + " | ".join(column.replace("_", " ") for column in columns) + " |", "|---" * 7 + "|"]
+    head = ["map", *(column.replace("_", " ") for column in columns), "search steps"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         cells = [
             f"{100 * rate:.0f} ({100 * low:.0f}-{100 * high:.0f})" for rate, low, high in (row[c] for c in columns)
         ]
-        lines.append(f"| {row['map']} | " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join([row["map"], *cells, f"{row['search_steps']:,}"]) + " |")
     return "\n".join(lines)
 
 
