@@ -5,7 +5,7 @@ a goal vector z, the decoder draws the state again from z (Bernoulli for planes)
 the player's actions on the way there from its own observation, the step and z; z is hidden at random, so that the model
 also works without a goal. Only steps of players on the board are stored, learned from or predicted.
 
-    python pretrain_vae.py                                      # msh-4h1s-4x4, about a minute on one core
+    python pretrain_vae.py                                      # msh-4h1s-4x4, about two minutes on one core
     python pretrain_vae.py --lineups mix --env-id msh-4h1s-8x8  # four players, each ns or nh for an episode
     python pretrain_vae.py --env-id smac-8m --obs-is-state      # battles: Gaussian likelihood, no ceiling
 
