@@ -85,8 +85,8 @@ def summarise(label: dict, returns: np.ndarray, taken: np.ndarray, lengths: np.n
 
 def evaluate(args: Args, settings: dict) -> list[dict]:
     """The rows of the table: one per seat (or per role, with rotated seats), then the mean of all."""
-    spec = envs.spec(args.env_id, **settings)
-    kinds = envs.game(args.env_id).kinds
+    rules = envs.game(args.env_id, **settings)
+    spec, kinds = rules.spec(), rules.kinds
     roles = parse_roles(args.roles, spec.num_players, "random")
     num_players = len(roles)
     turns = range(num_players if args.rotate_seats else 1)

@@ -3,8 +3,8 @@
 Proximal policy optimisation (Schulman et al. 2017) with clipping, GAE and masked illegal actions. Learners are
 independent: every `ppo` seat has networks of its own, evaluated together as stacked matrices; `--shared-policy` trains
 one network for all of them. The critic starts optimistic, which is what finds the stag before everybody is content with
-a hare. A player that left the board is in no loss, mean or normalisation; time running out
-bootstraps, an end by the rules does not.
+a hare. A player that left the board is in no loss, mean or normalisation; time running out bootstraps, an end by the
+rules does not.
 
     python ppo_baseline.py --seed 1                                        # Stag Hunt 4x4, ends near 2.89 (optimum 3.0)
     python ppo_baseline.py --env-id msh-4h1s-8x8 --total-timesteps 1200000 --start-window 3   # with a start curriculum
@@ -122,7 +122,7 @@ class Args:
     max_grad_norm: float = 0.5
     """largest gradient norm of each learner's networks"""
     initial_value: float = 6.0
-    """what the critic expects before it has learned: optimism makes a hare (1) a disappointment until stags are known"""
+    """what the critic expects before it has learned; optimism makes a hare a disappointment until stags are known"""
     hidden: int = 64
     """width of the hidden layers"""
     shared_policy: bool = False
@@ -420,8 +420,10 @@ class Metrics:
             with self.path.open(newline="") as file:
                 kept = [row for row in csv.reader(file)][1:]
             kept = [row for row in kept if len(row) == len(self.columns) and int(row[0]) <= step]
-        with self.path.open("w", newline="") as file:
+        draft = run_dir / "metrics.csv.tmp"
+        with draft.open("w", newline="") as file:
             csv.writer(file).writerows([self.columns, *kept])
+        os.replace(draft, self.path)
         self.tensorboard = SummaryWriter(str(run_dir), purge_step=step + 1 if step else None)
         table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         self.tensorboard.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
@@ -505,6 +507,7 @@ def train(args: Args, run_dir: Path) -> int:
     data_generator = torch.Generator().manual_seed(data_seed)
 
     # env setup
+    envs.game(args.env_id)  # refuses battles: their observations are no planes
     env = envs.make(
         args.env_id, num_envs=args.num_envs, seed=env_seed, prosocial=args.prosocial, max_block_comp=args.max_block_comp
     )

@@ -289,7 +289,8 @@ def test_nan_stops_the_run_and_keeps_the_checkpoint(finished, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--env-id", "msh-9x9"], ["unknown env id 'msh-9x9'", "msh-4h1s-4x4"]),
+        (["--env-id", "msh-9x9"], ["unknown grid game 'msh-9x9'", "msh-4h1s-4x4"]),
+        (["--env-id", "smac-3m"], ["unknown grid game 'smac-3m'"]),
         (["--roles", "ppo,ns"], ["all 4 players", "names 2"]),
         (["--roles", "ppo,ns,nx,ns"], ["unknown role 'nx'", "random, ns, nh, fix, mix"]),
         (["--roles", "ns,ns,ns,ns"], ["nobody to train"]),
