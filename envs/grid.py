@@ -517,15 +517,16 @@ class GridGame:
             is_bool = isinstance(value, bool)
             if wanted in _TYPES and (not isinstance(value, _TYPES[wanted]) or is_bool != (wanted == "bool")):
                 raise ConfigError(f"setting '{name}' of {env_id} must be {wanted}, not {value!r}")
-        return self.Config(**{**self.settings[env_id], **overrides})
-
-    def _check_board(self) -> None:
-        config = self.config
+        config = self.Config(**{**self.settings[env_id], **overrides})
         for name in _POSITIVE:
             if getattr(config, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(config, name)}")
-        if config.horizon > 30_000 or config.height * config.width > 30_000:
-            raise ConfigError("horizon and the number of cells must be at most 30000")
+        if config.horizon > 30_000 or config.height * config.width > 30_000 or config.num_players > 1000:
+            raise ConfigError("horizon and the number of cells must be at most 30000, num_players at most 1000")
+        return config
+
+    def _check_board(self) -> None:
+        config = self.config
         if config.max_block_comp < 0:
             raise ConfigError(f"max_block_comp must be at least 0, not {config.max_block_comp}")
         if not np.isfinite(config.time_reward):

@@ -274,3 +274,9 @@ def test_wrong_role():
         with pytest.raises(envs.ConfigError) as error:
             RulePlayers(hunt, roles, 1, 0)
         one_sentence(error, "4 players", len(roles))
+
+
+@pytest.mark.parametrize("settings", [{"height": 10**9}, {"horizon": 10**6}, {"num_players": 10**6}])
+def test_sizes_beyond_the_state_row_are_refused_at_once(settings):
+    with pytest.raises(envs.ConfigError, match="must be at most 30000"):
+        envs.game("msh-4h1s-4x4", **settings)
