@@ -999,6 +999,21 @@ def measure(sweep: Sweep, runs: list[Run]) -> dict[Run, dict]:
     return measured
 
 
+def other_finals(results: list[dict], metric: str) -> list[str]:
+    """What else the runs of a cell measured at their end: greedy play, the best checkpoint, shares of the time."""
+    import numpy as np
+
+    name = metric.removeprefix("eval/")
+    cells = []
+    for kind in ("eval_greedy", "eval_best"):
+        values = [result[kind][name] for result in results if (result.get(kind) or {}).get(name) is not None]
+        cells.append(with_interval(np.mean, values))
+    spent = [result["time"] for result in results if result.get("time")]
+    shares = {part: np.mean([times[part] / sum(times.values()) for times in spent]) for part in (spent or [{}])[0]}
+    cells.append(", ".join(f"{part.removeprefix('time/')} {share:.0%}" for part, share in shares.items()) or "-")
+    return cells
+
+
 def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -1011,7 +1026,7 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     measured = measure(sweep, runs)
     of = {cell.name: [run for run in runs if run.cell is cell] for cell in sweep.cells}
     done = {name: [measured[run] for run in mine if run in measured] for name, mine in of.items()}
-    gaps, main, reached, early = [], [], [], []
+    gaps, main, reached, early, also = [], [], [], [], []
     for cell in sweep.cells:
         rows, base, names = done[cell.name], baseline_of(cell, sweep.cells), [cell.task, cell.name]
         seeds, final = str(len(rows)), column(rows, "final")
@@ -1028,6 +1043,8 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
         speed = [f"{np.mean(x):,.{digits}f}" if x else "-" for digits, x in enumerate(speed)]
         main.append([*names, cell.algorithm, seeds, *statistics, *speed])
         early.append([*names, *(with_interval(np.mean, column(rows, f"at_{step}")) for step in sweep.at_steps)])
+        results = [read_json(run.folder / "result.json") for run in of[cell.name] if run in measured]
+        also.append([*names, *other_finals(results, sweep.metric)])
         for threshold in cell.thresholds if rows else []:
             steps, minutes = (column(rows, f"{kind}_to_{threshold:g}") for kind in ("steps", "minutes"))
             means = [f"{np.mean(steps):,.0f}", f"{np.mean(minutes):.2f}"] if steps else ["not reached", "-"]
@@ -1047,6 +1064,9 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     if sweep.at_steps:
         header = ["task", "cell", *(f"{metric} at {step:,} steps" for step in sweep.at_steps)]
         parts.append(markdown_table(header, early))
+    if any(cell != "-" for row in also for cell in row[2:]):
+        header = ["task", "cell", "final, greedy play", "final of the best checkpoint", "time goes to"]
+        parts.append(markdown_table(header, also))
     parts.append("\n".join(f"- {line}" for line in remarks(sweep, measured)))
     commands = [f"python sweep.py run {Path(os.path.relpath(sweep.path)).as_posix()}"]
     for cell in sweep.cells:
