@@ -424,3 +424,23 @@ def test_experiments_load(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     loaded = sweep.load(path)
     assert loaded.name == path.stem and loaded.description and loaded.expected_minutes
+
+
+def test_the_smoke_sweep_runs_on_the_real_script(tmp_path):
+    """experiments/smoke.toml from start to report, and a second start finds everything finished."""
+    for name in ("ppo_baseline.py", "experiments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+
+    def sweep_py(*words: str) -> str:
+        command = [sys.executable, str(ROOT / "sweep.py"), *words, "experiments/smoke.toml"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    sweep_py("run")
+    assert len(list(tmp_path.glob("runs/smoke/*/result.json"))) == 4
+    assert "4 of them finished already" in sweep_py("run")
+    sweep_py("report")
+    page = (tmp_path / "docs" / "results" / "smoke.md").read_text()
+    assert "| independent | PPO | 2 |" in page and "| shared | PPO (shared) | 2 |" in page
+    assert "Not complete" not in page and (tmp_path / "docs" / "results" / "smoke.png").stat().st_size > 5000
