@@ -58,26 +58,35 @@ def choose(allowed, num, streams, stream):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def read_board(grid, planes, board, things):
-    """What one player sees of blocks and items: board (H*W,) codes as in a state, things (H*W,) the cells that are
-    not free; returns how many things, and whether any is a block."""
-    num_planes = grid.num_players + 1 + grid.num_kinds
-    count, blocked = 0, False
-    at = grid.num_players
-    for cell in range(grid.height * grid.width):
-        anything = planes[at]
-        for k in range(1, 1 + grid.num_kinds):
-            anything |= planes[at + k]
+def read_bit(grid, bit, viewer, bits, board, things, count, cells):
+    """Note one set bit of a player's planes; returns how many items and blocks were noted so far."""
+    cell, plane = bits[bit, 0], bits[bit, 1]
+    if plane < grid.num_players:
+        player = viewer + plane
+        cells[player if player < grid.num_players else player - grid.num_players] = cell
+        return count
+    board[cell] = BLOCK + plane - grid.num_players
+    things[count] = cell
+    return count + 1
+
+
+@njit(cache=True, nogil=True, inline="always")
+def read_board(grid, planes, viewer, bits, board, things, cells):
+    """What one player sees: board (H*W,) codes as in a state, things the cells that are not free, cells (N,) where
+    each player on the board stands; returns how many things. Planes are mostly empty: eight bytes at a time."""
+    count, num_words = 0, planes.shape[0] // 8
+    words = planes[: 8 * num_words].view(np.uint64)
+    for cell in range(board.shape[0]):
         board[cell] = FREE
-        if anything:
-            for k in range(1 + grid.num_kinds):
-                if planes[at + k]:
-                    board[cell] = BLOCK + k
-            things[count] = cell
-            count += 1
-            blocked |= board[cell] == BLOCK
-        at += num_planes
-    return count, blocked
+    for word in range(num_words):
+        if words[word] != 0:
+            for bit in range(8 * word, 8 * word + 8):
+                if planes[bit]:
+                    count = read_bit(grid, bit, viewer, bits, board, things, count, cells)
+    for bit in range(8 * num_words, planes.shape[0]):
+        if planes[bit]:
+            count = read_bit(grid, bit, viewer, bits, board, things, count, cells)
+    return count
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -122,9 +131,8 @@ def steps_around_blocks(grid, board, things, code, own):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def seek(grid, order, board, things, blocked, planes, legal, streams, stream):
-    """One action of a seeker on the board: order (K,) kinds to look for (-1: no further kind)."""
-    num_planes = grid.num_players + 1 + grid.num_kinds
+def seek(grid, order, board, things, blocked, own, legal, streams, stream):
+    """One action of a seeker on cell `own`: order (K,) kinds to look for (-1: no further kind)."""
     for kind in order:
         if kind < 0:
             break
@@ -134,10 +142,6 @@ def seek(grid, order, board, things, blocked, planes, legal, streams, stream):
         for cell in things:
             present |= board[cell] == ITEM + kind
         if present:
-            own, at = 0, 0
-            while planes[at] == 0 and own < board.shape[0] - 1:
-                own += 1
-                at += num_planes
             if blocked:
                 steps = steps_around_blocks(grid, board, things, ITEM + kind, own)
             else:
@@ -147,7 +151,7 @@ def seek(grid, order, board, things, blocked, planes, legal, streams, stream):
 
 
 @njit(cache=True, nogil=True)
-def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, board, things, actions):
+def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, bits, board, things, cells, actions):
     """Fill the columns of `actions` (B, N) whose role is rule-based; obs (B, N, H*W*C), legal (B, N, A), t (B,)."""
     num_players = grid.num_players
     for b in range(actions.shape[0]):
@@ -172,12 +176,14 @@ def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, board, t
             elif role == FIX:
                 actions[b, player] = choose(allowed, FIRST_INTERACTION, streams, stream)
             else:
-                if not looked:  # everybody on the board sees the same blocks and items: read them once
-                    count, blocked = read_board(grid, obs[b, player], board, things)
-                    looked = True
+                if not looked:  # everybody on the board sees the same things: read them once
+                    count = read_board(grid, obs[b, player], player, bits, board, things, cells)
+                    looked, blocked = True, False
+                    for k in range(count):
+                        blocked |= board[things[k]] == BLOCK
                 order = orders[role - SEEKER]
                 actions[b, player] = seek(
-                    grid, order, board, things[:count], blocked, obs[b, player], allowed, streams, stream
+                    grid, order, board, things[:count], blocked, cells[player], allowed, streams, stream
                 )
 
 
@@ -211,7 +217,9 @@ class RulePlayers:
         self.drawn = np.full((num_envs, game.num_players), NOBODY, np.int64)  # what `mix` is in the running episode
         self.streams = make_streams(seed, num_envs * game.num_players, STREAM_SALT)
         num_cells = game.config.height * game.config.width
-        self._scratch = np.zeros(num_cells, np.int64), np.zeros(num_cells, np.int64)  # board, things
+        bits = np.stack(np.divmod(np.arange(num_cells * game.obs_shape[2]), game.obs_shape[2]), axis=1)  # cell, plane
+        sizes = (num_cells, num_cells, game.num_players)  # board, things, cells of the players
+        self._scratch = (bits, *(np.zeros(size, np.int64) for size in sizes))
 
     def act(self, obs: np.ndarray, legal: np.ndarray, t: np.ndarray, actions_out: np.ndarray | None = None):
         """obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N) int64; other seats' columns are left alone."""
