@@ -3,10 +3,17 @@
     python evaluate.py --env-id msh-4h1s-4x4 --roles runs/<run>,ns,ns,random --episodes 4096 --seed 7
     python evaluate.py --roles runs/<run>,runs/<other>@2,nh,nh --greedy --rotate-seats --json scores.json
     python evaluate.py --roles runs/<run>,runs/<run>,runs/<run>,runs/<run> --gif hunt.gif
+    python evaluate.py --env-id smac-3m --roles runs/<team> --episodes 256 --gif fight.gif
+    python evaluate.py --adaptation runs/<hop> --compare runs/<ppo> --strangers runs/<ppo of another seed> \
+        --best-responses runs/best_response --csv adaptation.csv --plot adaptation.png
 
 A role is a rule-based player, a run folder (its best checkpoint), or a checkpoint folder; `@2` picks the second learner
 of a run. How any script's checkpoint becomes a player is one convention, told in envs/roles.py. Every episode is the
-first one of an env of its own, from the true starts, so that long and short episodes count alike.
+first one of an env of its own, from the true starts, so that long and short episodes count alike. In a battle there is
+one role, the team: a run folder, a checkpoint folder or a rule-based team.
+
+`--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
+its return grows with what it learns of them, beside its raw policy and agents that do not adapt.
 """
 
 import csv
@@ -15,14 +22,18 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import tyro
 
 import envs
-from envs.roles import Episodes, Seats, parse_roles, play_episodes
+from envs.roles import Episodes, Seats, load_policy, load_team, parse_roles, play_episodes
 
 CHUNK = 4096  # episodes played side by side
+LINE_UPS = ("ns,ns,ns", "nh,nh,nh", "random,random,random", "ns,nh,random", "ns,ns,random")  # of the adaptation table
+PHASES = {"1-5": slice(0, 5), "6-15": slice(5, 15), "16-30": slice(15, 30)}  # episodes
 
 
 @dataclass
@@ -49,6 +60,22 @@ class Args:
     """also play one episode into this GIF"""
     fps: float = 2.0
     """frames per second of the GIF"""
+
+    # adaptation
+    adaptation: str = ""
+    """run folder of an agent that adapts: make its adaptation table instead"""
+    adapt: Literal["beliefs", "online"] = "beliefs"
+    """what may change while it plays: its beliefs alone, or also its opponent model"""
+    compare: str = ""
+    """adaptation: run folder of an agent that does not adapt, to play in its place"""
+    strangers: str = ""
+    """adaptation: run folder of agents that are co-players, too"""
+    best_responses: str = ""
+    """adaptation: folder with runs of a learner (in seat 1) trained among the same co-players"""
+    runs: int = 200
+    """adaptation: how often each line-up is played for 30 episodes"""
+    plot: str = ""
+    """adaptation: write the learning curves to this picture"""
 
 
 def parse_settings(pairs: tuple[str, ...]) -> dict:
@@ -131,6 +158,158 @@ def film(args: Args, settings: dict) -> None:
     render.write_gif(args.gif, frames, args.fps)
 
 
+def play_in_a_row(env, seats: Seats, episodes: int) -> np.ndarray:
+    """(B, episodes) returns of seat 1 in the first episodes of every game, one after the other."""
+    returns, count = np.zeros((env.num_envs, episodes)), np.zeros(env.num_envs, np.int64)
+    while (count < episodes).any():
+        actions = seats.act()
+        info = env.step(actions)[-1]
+        seats.watch(actions, info)
+        ended = np.flatnonzero(info["done"] & (count < episodes))
+        returns[ended, count[ended]] = info["episode_return"][ended, 0]
+        count[ended] += 1
+    return returns
+
+
+def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how) -> np.ndarray:
+    """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, adapt)."""
+    alone = how.get("adapt") == "online"  # then every run changes networks of its own: one game at a time
+    returns = []
+    for run in range(args.runs if alone else 1):
+        env = envs.make(args.env_id, num_envs=1 if alone else args.runs, seed=args.seed + run, **settings)
+        policy = load_policy(agent, env, 0, args.seed + run, args.greedy)
+        for name, value in how.items():
+            if not hasattr(policy, name):
+                raise envs.ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
+            setattr(policy, name, value)
+        roles = [agent, *others]
+        seats = Seats(env, roles, agent, args.seed + 1000 + run, args.greedy, {0: policy})
+        returns.append(play_in_a_row(env, seats, 30))
+    return np.concatenate(returns)
+
+
+def find_best_responses(folder: str) -> dict[str, list[str]]:
+    """Co-players -> finished runs below `folder` whose only learner sat in seat 1 among them."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(Path(folder).rglob("args.json")):
+        roles = json.loads(path.read_text())["args"].get("roles", "").split(",")
+        if (path.parent / "result.json").is_file() and len(roles) > 1 and roles[0] in ("ppo", "hop"):
+            found.setdefault(",".join(roles[1:]), []).append(str(path.parent))
+    return found
+
+
+def adaptation(args: Args, settings: dict) -> list[dict]:
+    """The rows of the adaptation table, one per line-up and player of seat 1; curves in `returns`."""
+    spec = envs.game(args.env_id, **settings).spec()
+    line_ups = {text: text.split(",") for text in LINE_UPS}
+    if args.strangers:
+        line_ups["strangers"] = [args.strangers] * (spec.num_players - 1)
+    if any(len(others) != spec.num_players - 1 for others in line_ups.values()):
+        raise envs.ConfigError(f"the line-ups of the adaptation table are for 4 players, {args.env_id} has other ones")
+    best = find_best_responses(args.best_responses) if args.best_responses else {}
+    rows = []
+    for name, others in line_ups.items():
+        players = {
+            "adapts": (args.adaptation, {"adapt": args.adapt}),
+            "raw policy": (args.adaptation, {"planned": False}),
+        }
+        if args.compare:
+            players["does not adapt"] = (args.compare, {})
+        responses = best.get(",".join(others), []) or best.get(",".join(others[-1:] + others[:-1]), [])
+        played = {label: adapt_among(args, agent, others, settings, **how) for label, (agent, how) in players.items()}
+        if responses:
+            played["best response"] = np.concatenate([adapt_among(args, run, others, settings) for run in responses])
+        for label, returns in played.items():
+            row = {"among": name, "player 1": label, "runs": len(returns)}
+            for phase, episodes in PHASES.items():
+                mean = returns[:, episodes].mean(1)
+                row |= {phase: mean.mean().item(), f"ci95 {phase}": 1.96 * mean.std().item() / len(mean) ** 0.5}
+            share = row["16-30"] / played["best response"][:, PHASES["16-30"]].mean() if responses else np.nan
+            rows.append(row | {"share of best": float(share), "returns": returns.mean(0).round(4).tolist()})
+        print_table([{k: v for k, v in row.items() if k != "returns"} for row in rows if row["among"] == name])
+    return rows
+
+
+def plot_adaptation(path: str, rows: list[dict]) -> None:
+    """A panel per line-up: return of seat 1 over the episodes of a run."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row["among"] for row in rows))
+    figure = Figure(figsize=(3.4 * min(3, len(names)), 2.7 * -(-len(names) // 3)), layout="constrained")
+    styles = {"adapts": ("C3", "-", 2.0), "raw policy": ("C1", "-", 1.0), "does not adapt": ("C0", "-", 1.0)}
+    for k, name in enumerate(names):
+        axes = figure.add_subplot(-(-len(names) // 3), min(3, len(names)), k + 1)
+        for row in (row for row in rows if row["among"] == name):
+            if row["player 1"] == "best response":
+                axes.axhline(np.mean(row["returns"]), color="#555555", ls="--", lw=1, label="best response (PPO)")
+            else:
+                colour, style, width = styles[row["player 1"]]
+                axes.plot(range(1, 31), row["returns"], style, color=colour, lw=width, label=row["player 1"])
+        axes.set(title=f"among {name}", xlabel="episode")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("return")
+    figure.axes[0].legend(fontsize=7, loc="lower right")
+    figure.savefig(path, dpi=120)
+
+
+# battles
+
+
+def make_battle_team(role: str, env, seed: int, greedy: bool):
+    """What plays a whole team: `act(env)` gives its orders, and `watch`, if it has a memory, is told what happened."""
+    from envs.battles import TEAMS, make_team
+
+    if "," in role or not role:
+        raise envs.ConfigError(f"a battle has one role, one team for all units; '{role}' is not one team")
+    if role not in TEAMS:
+        if not Path(role).exists():
+            raise envs.ConfigError(f"unknown team '{role}'; valid are {', '.join(TEAMS)}, or the path of a run folder")
+        return load_team(role, env, seed, greedy)
+    team = make_team(role, env, seed)
+    return SimpleNamespace(act=lambda env: team(), watch=lambda env, actions, info: None)
+
+
+def evaluate_battle(args: Args, settings: dict) -> list[dict]:
+    """One row: how often the team wins, and what it earns."""
+    env = envs.make(args.env_id, num_envs=args.episodes, seed=args.seed, **settings)
+    team = make_battle_team(args.roles, env, args.seed, args.greedy)
+    returns, lengths, won = np.zeros(args.episodes), np.zeros(args.episodes), np.zeros(args.episodes)
+    running = np.ones(args.episodes, bool)
+    while running.any():
+        actions = team.act(env)
+        info = env.step(actions)[-1]
+        team.watch(env, actions, info)
+        ended = running & info["done"]
+        returns[ended], lengths[ended] = info["episode_return"][ended, 0], info["episode_length"][ended]
+        won[ended] = info["battle_won"][ended]
+        running &= ~ended
+    error = 1.96 / args.episodes**0.5
+    row = {"team": args.roles, "episodes": args.episodes, "win_rate": won.mean(), "win ci95": error * won.std()}
+    row |= {"return": returns.mean(), "ci95": error * returns.std(), "length": lengths.mean()}
+    return [{name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}]
+
+
+def film_battle(args: Args, settings: dict) -> None:
+    """One battle as a GIF; --fps counts steps (2 is the game's own speed), each shown in four pictures."""
+    from envs.battles import BattleEnv
+    from envs.battles.render import camera, draw
+    from envs.render import write_gif
+
+    battle = envs.parallel_env(args.env_id, **settings)
+    battle.reset(seed=args.seed)
+    team, shown = make_battle_team(args.roles, battle.env, args.seed, args.greedy), battle.moments(2)
+    while battle.agents:
+        actions = team.act(battle.env)
+        battle.step(dict(zip(battle.possible_agents, actions[0].tolist(), strict=True)))
+        team.watch(battle.env, actions, battle.env.info)
+        shown += battle.moments(2)
+    if isinstance(battle.env, BattleEnv):  # the package draws its own pictures
+        view = camera(battle.env, shown)
+        shown = [draw(battle.env, moment, view) for moment in shown]
+    write_gif(args.gif, shown, 4 * args.fps, [len(shown) - 1])
+
+
 def print_table(rows: list[dict]) -> None:
     names = list(rows[0])
     cells = [[f"{row[name]:.3f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
@@ -147,7 +326,7 @@ def write_atomically(path: str, text: str) -> None:
 
 
 def main(args: Args) -> None:
-    for name in ("json", "csv", "gif"):
+    for name in ("json", "csv", "gif", "plot"):
         folder = Path(getattr(args, name) or ".").parent
         if not folder.is_dir():
             raise envs.ConfigError(f"--{name} {getattr(args, name)}: there is no folder '{folder}'")
@@ -156,10 +335,27 @@ def main(args: Args) -> None:
     if args.seed < 0:
         raise envs.ConfigError(f"--seed must be at least 0, not {args.seed}")
     settings = parse_settings(args.set)
-    rows = evaluate(args, settings)
+    if args.adaptation:
+        if args.runs < 1:
+            raise envs.ConfigError(f"--runs must be at least 1, not {args.runs}")
+        print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation} (--adapt {args.adapt})")
+        rows = adaptation(args, settings)
+        if args.plot:
+            plot_adaptation(args.plot, rows)
+        write_rows(args, settings, rows)
+        return
+    is_battle = args.env_id.startswith(("smac-", "smaclite-"))
+    rows = evaluate_battle(args, settings) if is_battle else evaluate(args, settings)
     how = "greedy" if args.greedy else "sampled"
     print(f"{args.env_id}, {args.episodes} episodes{' of each seating' if args.rotate_seats else ''}, {how} play")
     print_table(rows)
+    write_rows(args, settings, rows)
+    if args.gif:
+        film_battle(args, settings) if is_battle else film(args, settings)
+        print(f"GIF: {args.gif}")
+
+
+def write_rows(args: Args, settings: dict, rows: list[dict]) -> None:
     if args.json:
         content = {"env_id": args.env_id, "settings": settings, "seed": args.seed, "greedy": args.greedy, "rows": rows}
         write_atomically(args.json, json.dumps(content, indent=2) + "\n")
@@ -169,9 +365,6 @@ def main(args: Args) -> None:
             writer.writeheader()
             writer.writerows(rows)
         os.replace(args.csv + ".tmp", args.csv)
-    if args.gif:
-        film(args, settings)
-        print(f"GIF: {args.gif}")
 
 
 if __name__ == "__main__":
