@@ -79,7 +79,7 @@ def parse_args(command_line: list[str]) -> Args:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """"max_block_comp=2" -> ("max_block_comp", 2); values are Python literals, true, false, none, or words."""
+    """Text `max_block_comp=2` -> ("max_block_comp", 2); values are Python literals, true, false, none, or words."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise ConfigError(f"--set needs name=value, not '{text}'")

@@ -19,7 +19,6 @@ from envs.grid import (
     BLOCK,
     DOWN,
     FIRST_INTERACTION,
-    FREE,
     ITEM,
     LEFT,
     RIGHT,
@@ -37,6 +36,9 @@ NTH_STEP = np.full((16, 4), STAY)
 for _steps in range(1, 16):
     _moves = [move for move in range(STAY) if _steps >> move & 1]
     NTH_STEP[_steps, : len(_moves)] = _moves
+UNSEEN, FAR = -1, 1 << 20  # distances
+NO_BITS, ONE, U58 = np.uint64(0), np.uint64(1), np.uint64(58)
+DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)  # a bit times this has another number in its highest six bits for each bit
 STREAM_SALT = 7  # keeps the players' random streams apart from those of an env with the same seed
 
 
@@ -58,45 +60,53 @@ def choose(allowed, num, streams, stream):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def read_bit(grid, bit, viewer, bits, board, things, count, cells):
-    """Note one set bit of a player's planes; returns how many items and blocks were noted so far."""
-    cell, plane = bits[bit, 0], bits[bit, 1]
-    if plane < grid.num_players:
-        player = viewer + plane
-        cells[player if player < grid.num_players else player - grid.num_players] = cell
-        return count
-    board[cell] = BLOCK + plane - grid.num_players
-    things[count] = cell
-    return count + 1
+def any_but_stay(allowed):
+    """Whether more than STAY is allowed."""
+    some = False
+    for action in range(STAY):
+        some |= allowed[action]
+    for action in range(FIRST_INTERACTION, allowed.shape[0]):
+        some |= allowed[action]
+    return some
 
 
 @njit(cache=True, nogil=True, inline="always")
-def read_board(grid, planes, viewer, bits, board, things, cells):
-    """What one player sees: board (H*W,) codes as in a state, things the cells that are not free, cells (N,) where
-    each player on the board stands; returns how many things. Planes are mostly empty: eight bytes at a time."""
-    count, num_words = 0, planes.shape[0] // 8
-    words = planes[: 8 * num_words].view(np.uint64)
-    for cell in range(board.shape[0]):
-        board[cell] = FREE
-    for word in range(num_words):
-        if words[word] != 0:
-            for bit in range(8 * word, 8 * word + 8):
-                if planes[bit]:
-                    count = read_bit(grid, bit, viewer, bits, board, things, count, cells)
-    for bit in range(8 * num_words, planes.shape[0]):
-        if planes[bit]:
-            count = read_bit(grid, bit, viewer, bits, board, things, count, cells)
+def read_planes(grid, words, viewer, bits, things, codes, cells):
+    """What a player sees: the cells of all blocks and items (things) and their codes as in a state, and cells (N,)
+    where each player on the board stands; returns how many things. See `plane_bits` for the order of reading.
+
+    A player is noted among the things too, but not counted, so that the next one takes its place, and things are noted
+    as one player too many: a branch would cost more.
+    """
+    num_players, count = grid.num_players, 0
+    for group in range(bits.shape[0]):
+        left = NO_BITS
+        for k in range(min(8, words.shape[0] - 8 * group)):
+            left |= np.uint64(words[8 * group + k]) << np.uint64(k)
+        while left != NO_BITS:
+            lowest = left & (~left + ONE)
+            left ^= lowest
+            bit = np.int64((lowest * DE_BRUIJN) >> U58)
+            cell, plane = bits[group, bit, 0], bits[group, bit, 1]
+            is_thing = plane >= num_players
+            player = viewer + plane if viewer + plane < num_players else viewer + plane - num_players
+            cells[num_players if is_thing else player] = cell
+            things[count], codes[count] = cell, BLOCK + plane - num_players
+            count += is_thing
     return count
 
 
 @njit(cache=True, nogil=True, inline="always")
-def steps_in_the_open(grid, board, things, code, own):
-    """The set of moves (bit a for move a) that begin a shortest way from cell `own` to an item `code`: no blocks."""
+def steps_in_the_open(grid, things, codes, count, code, own):
+    """The set of moves (bit a for move a) that begin a shortest way from cell `own` to an item `code`: no blocks.
+    -1 if there is no such item."""
     row, column = grid.places[own, 0], grid.places[own, 1]
-    nearest, steps = 2 * board.shape[0], 0
-    for cell in things:
-        down, across = grid.places[cell, 0] - row, grid.places[cell, 1] - column
-        away = abs(down) + abs(across) if board[cell] == code else 4 * board.shape[0]
+    nearest, steps = FAR, -1
+    for k in range(count):
+        if codes[k] != code:
+            continue
+        down, across = grid.places[things[k], 0] - row, grid.places[things[k], 1] - column
+        away = abs(down) + abs(across)
         towards = (down < 0) << UP | (down > 0) << DOWN | (across < 0) << LEFT | (across > 0) << RIGHT
         steps = towards if away < nearest else steps | (towards if away == nearest else 0)
         nearest = min(nearest, away)
@@ -104,26 +114,31 @@ def steps_in_the_open(grid, board, things, code, own):
 
 
 @njit(cache=True, nogil=True)
-def steps_around_blocks(grid, board, things, code, own):
+def steps_around_blocks(grid, things, codes, count, code, own):
     """The same, walking around blocks: breadth first from all items `code` until `own` is met."""
-    distance = np.full(board.shape[0], -1, np.int64)
-    queue = np.empty(board.shape[0], np.int64)
+    num_cells = grid.height * grid.width
+    distance = np.full(num_cells, UNSEEN, np.int64)
+    queue = np.empty(num_cells, np.int64)
     tail = 0
-    for cell in things:
-        if board[cell] == code:
-            distance[cell] = 0
-            queue[tail] = cell
+    for k in range(count):
+        if codes[k] == BLOCK:
+            distance[things[k]] = FAR
+        elif codes[k] == code:
+            distance[things[k]] = 0
+            queue[tail] = things[k]
             tail += 1
     head = 0
-    while head < tail and distance[own] < 0:
+    while head < tail and distance[own] == UNSEEN:
         cell = queue[head]
         head += 1
         for action in range(STAY):
             other = grid.neighbours[cell, action]
-            if distance[other] < 0 and board[other] != BLOCK:
+            if distance[other] == UNSEEN:
                 distance[other] = distance[cell] + 1
                 queue[tail] = other
                 tail += 1
+    if tail == 0:
+        return -1
     steps = 0
     for action in range(STAY):
         steps |= (distance[grid.neighbours[own, action]] == distance[own] - 1) << action
@@ -131,28 +146,28 @@ def steps_around_blocks(grid, board, things, code, own):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def seek(grid, order, board, things, blocked, own, legal, streams, stream):
+def seek(grid, order, things, codes, count, blocked, own, legal, streams, stream):
     """One action of a seeker on cell `own`: order (K,) kinds to look for (-1: no further kind)."""
     for kind in order:
         if kind < 0:
             break
         if legal[FIRST_INTERACTION + kind]:
             return FIRST_INTERACTION + kind
-        present = False
-        for cell in things:
-            present |= board[cell] == ITEM + kind
-        if present:
-            if blocked:
-                steps = steps_around_blocks(grid, board, things, ITEM + kind, own)
-            else:
-                steps = steps_in_the_open(grid, board, things, ITEM + kind, own)
+        if blocked:
+            steps = steps_around_blocks(grid, things, codes, count, ITEM + kind, own)
+        else:
+            steps = steps_in_the_open(grid, things, codes, count, ITEM + kind, own)
+        if steps >= 0:
             return NTH_STEP[steps, below(streams, stream, NUM_STEPS[steps])]
     return STAY
 
 
 @njit(cache=True, nogil=True)
-def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, bits, board, things, cells, actions):
-    """Fill the columns of `actions` (B, N) whose role is rule-based; obs (B, N, H*W*C), legal (B, N, A), t (B,)."""
+def act_rows(grid, roles, mixed, orders, drawn, words, legal, t, streams, bits, things, codes, cells, actions):
+    """Fill the columns of `actions` (B, N) whose role is rule-based.
+
+    words (B, N, W) are the planes of `as_words`, legal (B, N, A), t (B,).
+    """
     num_players = grid.num_players
     for b in range(actions.shape[0]):
         looked, count, blocked = False, 0, False
@@ -166,25 +181,44 @@ def act_rows(grid, roles, mixed, orders, drawn, obs, legal, t, streams, bits, bo
                     drawn[b, player] = mixed[below(streams, stream, mixed.shape[0])]
                 role = drawn[b, player]
             allowed = legal[b, player]
-            options = 0
-            for action in range(allowed.shape[0]):
-                options += allowed[action]
-            if options == 1:
-                actions[b, player] = STAY  # it left, or can do nothing else
-            elif role == RANDOM:
+            if role == RANDOM:
                 actions[b, player] = choose(allowed, allowed.shape[0], streams, stream)
             elif role == FIX:
                 actions[b, player] = choose(allowed, FIRST_INTERACTION, streams, stream)
+            elif not any_but_stay(allowed):
+                actions[b, player] = STAY  # it left, or can do nothing else
             else:
                 if not looked:  # everybody on the board sees the same things: read them once
-                    count = read_board(grid, obs[b, player], player, bits, board, things, cells)
+                    count = read_planes(grid, words[b, player], player, bits, things, codes, cells)
                     looked, blocked = True, False
                     for k in range(count):
-                        blocked |= board[things[k]] == BLOCK
+                        blocked |= codes[k] == BLOCK
                 order = orders[role - SEEKER]
                 actions[b, player] = seek(
-                    grid, order, board, things[:count], blocked, cells[player], allowed, streams, stream
+                    grid, order, things, codes, count, blocked, cells[player], allowed, streams, stream
                 )
+
+
+def as_words(obs: np.ndarray) -> np.ndarray:
+    """(B, N, H, W, C) planes, mostly empty -> a view (B, N, W) that can be read eight bytes at a time, if they fit."""
+    planes = flat_planes(obs)
+    return planes if planes.shape[2] % 8 else planes.view(np.uint64)
+
+
+def plane_bits(num_cells: int, num_planes: int) -> np.ndarray:
+    """(groups, 64, [cell, plane]): what the bits mean that `read_planes` meets.
+
+    Bytes of planes are 0 or 1, so eight words fit into one, the k-th moved by k bits. The bit at 2^p of group g is the
+    entry [g, (2^p * DE_BRUIJN) >> 58].
+    """
+    size = num_cells * num_planes
+    word_bytes = 1 if size % 8 else 8
+    bits = np.zeros((-(-size // (8 * word_bytes)), 64, 2), np.int64)
+    place = np.arange(size)
+    word, byte = np.divmod(place, word_bytes)
+    power = ONE << (8 * byte + word % 8).astype(np.uint64)
+    bits[word // 8, (power * DE_BRUIJN) >> U58] = np.stack(np.divmod(place, num_planes), axis=1)
+    return bits
 
 
 def names(game: GridGame) -> tuple[str, ...]:
@@ -217,9 +251,8 @@ class RulePlayers:
         self.drawn = np.full((num_envs, game.num_players), NOBODY, np.int64)  # what `mix` is in the running episode
         self.streams = make_streams(seed, num_envs * game.num_players, STREAM_SALT)
         num_cells = game.config.height * game.config.width
-        bits = np.stack(np.divmod(np.arange(num_cells * game.obs_shape[2]), game.obs_shape[2]), axis=1)  # cell, plane
-        sizes = (num_cells, num_cells, game.num_players)  # board, things, cells of the players
-        self._scratch = (bits, *(np.zeros(size, np.int64) for size in sizes))
+        sizes = (num_cells + 1, num_cells + 1, game.num_players + 1)  # things, codes, cells of the players
+        self._scratch = (plane_bits(num_cells, game.obs_shape[2]), *(np.zeros(size, np.int64) for size in sizes))
 
     def act(self, obs: np.ndarray, legal: np.ndarray, t: np.ndarray, actions_out: np.ndarray | None = None):
         """obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N) int64; other seats' columns are left alone."""
@@ -228,7 +261,7 @@ class RulePlayers:
         if actions_out is None:
             actions_out = np.full(legal.shape[:2], STAY, np.int64)
         act_rows(
-            self.game.grid, self.codes, self.mixed, self.orders, self.drawn, flat_planes(obs), legal, t,
+            self.game.grid, self.codes, self.mixed, self.orders, self.drawn, as_words(obs), legal, t,
             self.streams, *self._scratch, actions_out,
         )  # fmt: skip
         return actions_out
