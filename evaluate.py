@@ -13,7 +13,8 @@ first one of an env of its own, from the true starts, so that long and short epi
 one role, the team: a run folder, a checkpoint folder or a rule-based team.
 
 `--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
-its return grows with what it learns of them, beside its raw policy and agents that do not adapt.
+its return grows with what it learns of them, beside its raw policy and agents that do not adapt. `--beliefs` shows what
+it believes of rule-based players whose goals are known.
 """
 
 import csv
@@ -29,6 +30,9 @@ import numpy as np
 import tyro
 
 import envs
+from envs.grid import ITEM, PLAYERS
+from envs.players import SEEKER
+from envs.recording import rule_probabilities
 from envs.roles import Episodes, Seats, load_policy, load_team, parse_roles, play_episodes
 
 CHUNK = 4096  # episodes played side by side
@@ -74,6 +78,8 @@ class Args:
     """adaptation: folder with runs of a learner (in seat 1) trained among the same co-players"""
     runs: int = 200
     """adaptation: how often each line-up is played for 30 episodes"""
+    beliefs: str = ""
+    """run folder of an agent that infers goals: show how well it does, watching rule-based players"""
     plot: str = ""
     """adaptation: write the learning curves to this picture"""
 
@@ -162,6 +168,7 @@ def play_in_a_row(env, seats: Seats, episodes: int) -> np.ndarray:
     """(B, episodes) returns of seat 1 in the first episodes of every game, one after the other."""
     returns, count = np.zeros((env.num_envs, episodes)), np.zeros(env.num_envs, np.int64)
     while (count < episodes).any():
+        env.needed = count < episodes
         actions = seats.act()
         info = env.step(actions)[-1]
         seats.watch(actions, info)
@@ -227,6 +234,71 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
             share = row["16-30"] / played["best response"][:, PHASES["16-30"]].mean() if responses else np.nan
             rows.append(row | {"share of best": float(share), "returns": returns.mean(0).round(4).tolist()})
         print_table([{k: v for k, v in row.items() if k != "returns"} for row in rows if row["among"] == name])
+    return rows
+
+
+def watch_beliefs(args: Args, settings: dict) -> list[dict]:
+    """What a run's mind believes of seekers it only watches (drawn for each episode), beside exact Bayes on the rules.
+
+    One row per number of actions seen: mass on the kind of item the player seeks, on the very item it will take, share
+    of actions predicted, and what a perfect predictor of these rules that must infer the role would get.
+    """
+    env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
+    mind = getattr(load_policy(args.beliefs, env, 0, args.seed), "mind", None)
+    if mind is None or mind.args.goal_mode == "none":
+        raise envs.ConfigError(f"'{args.beliefs}' believes nothing of goals")
+    game, shape = env.game, (env.num_envs, env.spec.num_players)
+    roles, wanted = list(game.mix), np.array([game.seekers[role][0] for role in game.mix])
+    codes = np.array([SEEKER + list(game.seekers).index(role) for role in roles])
+    seats = Seats(env, ["mix"] * shape[1], None, args.seed)
+    exact = np.full((*shape, len(roles)), 1 / len(roles))  # posterior over roles by the rules themselves
+    steps: dict[str, list] = {"n": [], "kind": [], "item": [], "top1": [], "ceiling": []}
+    hunts: list[list] = [[] for _ in range(shape[0] * shape[1])]  # of the running episodes: where in `steps`, beliefs
+    for _ in range(args.episodes * 4 // args.runs):
+        mind.look(env)
+        actions = seats.act()
+        row, player = np.nonzero(env.alive)
+        each, did = np.arange(len(row)), actions[row, player]
+        obs, legal, posterior = env.obs[row, player], env.legal[row, player], exact[row, player].T  # (roles, M)
+        chances = np.stack([rule_probabilities(game, role, obs, legal) for role in roles])  # (roles, M, A)
+        kind = wanted[(seats.rules.drawn[row, player][:, None] == codes).argmax(1)]
+        left = (env.states[row][:, PLAYERS + shape[1] :] == (ITEM + kind)[:, None]).any(1)
+        kinds = np.einsum("bnk,bkc->bnc", mind.beliefs, mind.kinds_of_goals())[row, player, kind]
+        predicted = mind.predict()[row, player]
+        for b, i, place in zip(row, player, range(len(steps["n"]), len(steps["n"]) + len(row)), strict=True):
+            hunts[b * shape[1] + i].append((place, mind.beliefs[b, i].copy()))
+        steps["n"] += env.t[row].tolist()
+        steps["kind"] += np.where(left, kinds, np.nan).tolist()
+        steps["item"] += [np.nan] * len(row)
+        steps["top1"] += (predicted[each, did] >= predicted.max(1)).tolist()
+        steps["ceiling"] += np.einsum("rm,rma->ma", posterior, chances).max(1).tolist()
+        likelihood = chances[:, each, did] * posterior + 1e-12
+        exact[row, player] = (likelihood / likelihood.sum(0)).T
+        cells, places = mind.cell.copy(), env.states[:, PLAYERS : PLAYERS + shape[1]].copy()
+        info = env.step(actions)[-1]
+        mind.watch(actions, env.alive, info["done"])
+        for b, i in np.argwhere(info["done"][:, None] | (info["taken"] > 0)):
+            for place, beliefs in hunts[b * shape[1] + i]:
+                if info["taken"][b, i] and mind.args.goal_mode == "learned":
+                    steps["item"][place] = float(beliefs[cells[b] == places[b, i]].sum())
+            hunts[b * shape[1] + i] = []
+        exact[info["done"]] = 1 / len(roles)
+    table = {name: np.array(values, float) for name, values in steps.items()}
+    rows = []
+    for low, high in ((0, 1), (1, 2), (2, 3), (4, 5), (8, 9), (0, 1 << 30)):
+        some = (table["n"] >= low) & (table["n"] < high)
+        if some.any():
+            mean = {name: float(np.nanmean(values[some])) for name, values in table.items()}
+            row = {"actions seen": "all" if high > 9 else str(low), "steps": int(some.sum())}
+            row |= {"belief in true kind": mean["kind"], "in the item taken": mean["item"], "top-1": mean["top1"]}
+            rows.append(row | {"ceiling": mean["ceiling"], "share": mean["top1"] / mean["ceiling"]})
+    sure = table["kind"][np.isfinite(table["kind"])]
+    top = np.maximum(sure, 1 - sure)
+    print("calibration: how often the likelier of 'the true kind' and 'anything else' was the true kind")
+    for low in (0.5, 0.6, 0.7, 0.8, 0.9):
+        inside = (top >= low) & (top < low + 0.1 + 1e-9)
+        if inside.any():
+            print(f"  believed {top[inside].mean():.3f}: true {(sure[inside] > 0.5).mean():.3f} of {inside.sum()}")
     return rows
 
 
@@ -342,6 +414,11 @@ def main(args: Args) -> None:
         rows = adaptation(args, settings)
         if args.plot:
             plot_adaptation(args.plot, rows)
+        write_rows(args, settings, rows)
+        return
+    if args.beliefs:
+        rows = watch_beliefs(args, settings)
+        print_table(rows)
         write_rows(args, settings, rows)
         return
     is_battle = args.env_id.startswith(("smac-", "smaclite-"))

@@ -112,9 +112,11 @@ class Args:
     c_puct: float = 1.0
     """weight of the prior in PUCT, beside values scaled to 0..1 in each tree"""
     beta: float = 4.0
-    """planned policy = softmax(log prior + beta Q) at the start"""
+    """planned policy = softmax(prior_power log prior + beta Q) at the start"""
     beta_final: float = 8.0
     """the same at the end, reached linearly"""
+    prior_power: float = 0.9
+    """below 1 a policy forgets what does not pay: where nothing seems to matter it wanders, and finds what does"""
     # algorithm: goals, beliefs and the opponent model
     goal_mode: Literal["learned", "oracle", "none"] = "learned"
     """goals of the learned space (HOP+), the named kinds of prey (HOP), or none (direct opponent modelling)"""
@@ -797,8 +799,9 @@ def fill_gumbel(streams, gumbel):
             gumbel[m, action] = -np.log(-np.log(max(unit(streams, m), 1e-20)))
 
 
-def improve(found: Searched, trees: int, beta: float) -> tuple[np.ndarray, np.ndarray]:
-    """(R T, ...) searches -> planned policy (R, A) and value (R,): softmax(log prior + beta Q), Q averaged over trees.
+def improve(found: Searched, trees: int, beta: float, power: float) -> tuple[np.ndarray, np.ndarray]:
+    """(R T, ...) searches -> planned policy (R, A) and value (R,): softmax(power log prior + beta Q), Q averaged over
+    trees.
 
     An action that was not tried counts as what the tried ones and the network say of the state.
     """
@@ -812,7 +815,7 @@ def improve(found: Searched, trees: int, beta: float) -> tuple[np.ndarray, np.nd
     mean_q = (known * q).sum(1) / np.maximum(known.sum(1), 1e-8)
     mixed = (found.value.reshape(-1, trees).mean(1) + visits * mean_q) / (1 + visits)
     q = np.where(count > 0, q, mixed[:, None])
-    logits = np.where(prior > 0, np.log(np.maximum(prior, 1e-8)) + beta * (q - mixed[:, None]), -np.inf)
+    logits = np.where(prior > 0, power * np.log(np.maximum(prior, 1e-8)) + beta * (q - mixed[:, None]), -np.inf)
     policy = np.exp(logits - logits.max(1, keepdims=True))
     policy /= policy.sum(1, keepdims=True)
     return policy.astype(np.float32), (policy * q).sum(1).astype(np.float32)
@@ -1011,9 +1014,9 @@ class Mind:
         """(B, N, A) what everybody will do, over all goals"""
         return np.einsum("bnk,bnka->bna", self.beliefs, self.probs)
 
-    def plan(self, env_row: np.ndarray, focal: np.ndarray, beta: float, planned: bool = True):
-        """Decisions of player focal[r] in game env_row[r] -> policy (R, A), value (R,), prior (R, A), the goals of the
-        first tree (R, N-1, G), depth. Without `planned`, the raw policy, which knows no goals."""
+    def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray, beta: float, planned: bool = True):
+        """Decisions of player focal[r] in states[env_row[r]] -> policy (R, A), value (R,), prior (R, A), the goals of
+        the first tree (R, N-1, G), depth. Without `planned`, the raw policy and value, which know no goals."""
         args, others = self.args, self.game.num_players - 1
         trees = args.trees if planned else 1
         drawn = np.full((len(env_row), trees, others), -1)
@@ -1033,13 +1036,13 @@ class Mind:
 
         own_bias, moa_bias = self.goal_biases(flat(goals), np.repeat(net, trees))
         roots = Roots(
-            np.repeat(self.states[env_row], trees, 0), np.repeat(focal, trees), np.repeat(net, trees), flat(cell),
+            np.repeat(states[env_row], trees, 0), np.repeat(focal, trees), np.repeat(net, trees), flat(cell),
             flat(code), own_bias, moa_bias, flat(streams),
         )  # fmt: skip
         found = self.search.run(roots, args.simulations if planned else 0)
         if not planned:
             return found.prior, found.value, found.prior, goals[:, 0], found.depth
-        policy, value = improve(found, trees, beta)
+        policy, value = improve(found, trees, beta, args.prior_power)
         return policy, value, found.prior.reshape(-1, trees, policy.shape[1]).mean(1), goals[:, 0], found.depth
 
     def goal_biases(self, goals: np.ndarray, net: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -1093,9 +1096,11 @@ class Policy:
         if self.adapt == "online":
             now = {"obs": env.obs, "legal": env.legal, "alive": env.alive, "t": env.t}
             self.episode.append({name: array.copy() for name, array in now.items()})
-        actions, rows = np.full(env.num_envs, STAY), np.flatnonzero(env.alive[:, self.seat])
+        actions = np.full(env.num_envs, STAY)
+        rows = np.flatnonzero(env.alive[:, self.seat] & getattr(env, "needed", True))
         if len(rows):
-            policy = self.mind.plan(rows, np.full(len(rows), self.seat), self.mind.args.beta_final, self.planned)[0]
+            seat, beta = np.full(len(rows), self.seat), self.mind.args.beta_final
+            policy = self.mind.plan(env.states, rows, seat, beta, self.planned)[0]
             actions[rows] = policy.argmax(1) if self.greedy else draw_rows(policy, self.rng)
         return actions
 
@@ -1393,7 +1398,8 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
         reason = str(error).splitlines()[0]
         raise envs.ConfigError(f"the weights of checkpoint '{checkpoint}' cannot be loaded: {reason}") from error
     net = learner - 1 if learner else learners.index(seat) if seat in learners else 0
-    mind = Mind(args, env.game, nets.requires_grad_(False), env.num_envs, learners, seed)
+    game = envs.game(env.spec.env_id, **env.spec.config | {"prosocial": args.prosocial})  # as it learned
+    mind = Mind(args, game, nets.requires_grad_(False), env.num_envs, learners, seed)
     mind.net_of_seat[seat] = min(net, num_nets - 1)
     return Policy(mind, seat, seed, greedy)
 
@@ -1402,7 +1408,8 @@ def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, s
     """Mean return of the learners (and of each player) over fresh episodes from the true starts, selfish rewards."""
     env = envs.make(args.env_id, num_envs=episodes, seed=seed, max_block_comp=args.max_block_comp)
     learners = [seat for seat, role in enumerate(roles) if role == "hop"]
-    mind = Mind(args, env.game, nets, episodes, learners, seed)
+    game = envs.game(args.env_id, prosocial=args.prosocial, max_block_comp=args.max_block_comp)
+    mind = Mind(args, game, nets, episodes, learners, seed)
     policies = {seat: Policy(mind, seat, seed, greedy, planned) for seat in learners}
     played = play_episodes(env, Seats(env, roles, "hop", seed, greedy, policies))
     score = played.returns[:, learners].mean(1)
@@ -1581,8 +1588,8 @@ def prepare(args: Args) -> tuple[Args, Path]:
                         ("start_window_until", 0)):  # fmt: skip
         if getattr(args, name) < least:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    for name in ("hindsight_prob", "hide_prob", "belief_floor", "belief_decay", "aimless_prior", "offline_share",
-                 "gamma", "td_lambda"):  # fmt: skip
+    for name in ("hindsight_prob", "hide_prob", "belief_floor", "belief_decay", "prior_power", "aimless_prior",
+                 "offline_share", "gamma", "td_lambda"):  # fmt: skip
         if not 0.0 <= getattr(args, name) <= 1.0:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be from 0 to 1, not {getattr(args, name)}")
     run_dir = Path(args.run_dir or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
@@ -1758,7 +1765,7 @@ def train(args: Args, run_dir: Path) -> int:
             t[step_number] = env.t
             spend("beliefs")
 
-            policy, value, prior, goals, depth = mind.plan(env_row, focal, beta)
+            policy, value, prior, goals, depth = mind.plan(env.states, env_row, focal, beta)
             batch["policy"][step_number, env_row, focal] = policy
             batch["value"][step_number, env_row, focal] = value
             batch["goals"][step_number, env_row, focal] = goals
@@ -1791,10 +1798,9 @@ def train(args: Args, run_dir: Path) -> int:
             spend("env")
 
         # value targets and hindsight
-        mind.look(env)
         env_row, focal = np.nonzero(who_plans & env.alive)
         next_value = np.zeros(shape[1:], np.float32)
-        next_value[env_row, focal] = mind.plan(env_row, focal, beta, planned=False)[1]
+        next_value[env_row, focal] = mind.plan(env.states, env_row, focal, beta, planned=False)[1]
         returns = lambda_returns(
             batch["reward"], batch["value"], next_value, batch["ended"], args.gamma, args.td_lambda
         )

@@ -61,6 +61,19 @@ def read_spec(checkpoint: Path, env: Any) -> dict[str, Any]:
     return spec
 
 
+def load_script(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
+    """The function `wanted` of the script that made a checkpoint."""
+    script = PROJECT / Path(str(spec["script"])).name
+    if not script.is_file():
+        raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{spec['script']}', which is not in this project")
+    found = spec_from_file_location(script.stem, script)
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    if not hasattr(module, wanted):
+        raise ConfigError(f"{script.name} has no {wanted}, so its checkpoint '{checkpoint}' cannot play")
+    return getattr(module, wanted)
+
+
 def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False) -> Any:
     """The policy behind a checkpoint, ready for one seat of `env`, made by the script that trained it."""
     folder, _, learner = path.partition("@")
@@ -68,15 +81,15 @@ def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False)
         raise ConfigError(f"'{path}' must end in the number of a learner after '@'")
     checkpoint = find_checkpoint(folder)
     spec = read_spec(checkpoint, env)
-    script = PROJECT / Path(str(spec["script"])).name
-    if not script.is_file():
-        raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{spec['script']}', which is not in this project")
-    found = spec_from_file_location(script.stem, script)
-    module = module_from_spec(found)
-    found.loader.exec_module(module)
-    if not hasattr(module, "load_policy"):
-        raise ConfigError(f"{script.name} has no load_policy, so its checkpoint '{checkpoint}' cannot play")
-    return module.load_policy(checkpoint, spec, env, seat, int(learner) if learner else None, seed, greedy)
+    load = load_script(checkpoint, spec, "load_policy")
+    return load(checkpoint, spec, env, seat, int(learner) if learner else None, seed, greedy)
+
+
+def load_team(path: str, env: Any, seed: int, greedy: bool = False) -> Any:
+    """The policies of all seats of `env` behind a checkpoint of a team: `act(env) -> (B, N)`, and `watch` as above."""
+    checkpoint = find_checkpoint(path)
+    spec = read_spec(checkpoint, env)
+    return load_script(checkpoint, spec, "load_team")(checkpoint, spec, env, seed, greedy)
 
 
 class Seats:
@@ -144,6 +157,7 @@ def play_episodes(env: Any, seats: Seats) -> Episodes:
     returns, lengths = np.zeros(shape), np.zeros(env.num_envs, np.int64)
     taken = np.zeros((*shape, len(env.game.kinds)), np.int64)
     running = np.ones(env.num_envs, bool)
+    env.needed = running  # planners need not think in games whose episode is counted already
     while running.any():
         actions = seats.act()
         info = env.step(actions)[-1]
