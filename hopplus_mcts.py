@@ -115,7 +115,7 @@ class Args:
     """planned policy = softmax(prior_power log prior + beta Q) at the start"""
     beta_final: float = 8.0
     """the same at the end, reached linearly"""
-    prior_power: float = 0.9
+    prior_power: float = 0.97
     """below 1 a policy forgets what does not pay: where nothing seems to matter it wanders, and finds what does"""
     # algorithm: goals, beliefs and the opponent model
     goal_mode: Literal["learned", "oracle", "none"] = "learned"
@@ -138,9 +138,11 @@ class Args:
     """share of every belief that stays with the inference network, so that no goal dies"""
     belief_decay: float = 0.995
     """what an earlier episode counts, per episode since"""
+    open_mind: float = 0.3
+    """share of a first belief that goes to all kinds of goals alike, whatever the inference network has got used to"""
     aimless_prior: float = 0.1
     """first belief that a player has no goal and moves at random"""
-    dream_envs: int = 64
+    dream_envs: int = 128
     """further games with imagined co-players: one learner among players that follow the opponent model"""
     offline_share: float = 0.5
     """share of offline play in each batch of the opponent model"""
@@ -648,6 +650,15 @@ def halving_action(trees, m, gumbel, round_visits, c_visit):
 
 
 @njit(cache=True, nogil=True)
+def company(grid, state):
+    """Whether more than one player is on the board."""
+    count = 0
+    for player in range(grid.num_players):
+        count += state[PLAYERS + player] != GONE
+    return count > 1
+
+
+@njit(cache=True, nogil=True)
 def select(grid, trees, roots, c_puct, outcomes, gumbel, halving, simulation, leaf, before, joint):
     """Walk every tree from its root to an action without a child (leaf[m] = its node and slot; before[m] and joint[m]
     are the state and everybody's actions there) or to a node after the end (slot -1)."""
@@ -661,7 +672,8 @@ def select(grid, trees, roots, c_puct, outcomes, gumbel, halving, simulation, le
                 action = halving_action(trees, m, gumbel[m], halving[legal, simulation], 50.0)
             else:
                 action = best_action(trees, m, node, c_puct)
-            slot = trees.visits[m, node, action] % outcomes  # the draws take turns
+            # the draws take turns; who is alone needs one
+            slot = trees.visits[m, node, action] % outcomes if company(grid, trees.state[m, node]) else 0
             child = trees.child[m, node, action, slot]
             if child < 0:
                 leaf[m, 0], leaf[m, 1], leaf[m, 2] = node, action, slot
@@ -935,9 +947,7 @@ class Mind:
             if args.goal_mode == "learned":
                 self.encode_goals(env.obs, np.flatnonzero(changed), there)
             self.read(env)
-            prior = self.prior * there[:, None]
-            prior[..., :-1] *= (1 - args.aimless_prior) / np.maximum(prior[..., :-1].sum(-1, keepdims=True), 1e-8)
-            prior[..., -1] = np.where(there[:, :-1].any(1), args.aimless_prior, 1.0)[:, None]
+            prior = self.open_prior(there)
             kept = self.beliefs * there[:, None]
             total = kept.sum(-1, keepdims=True)
             kept = np.where(total > 1e-6, kept / np.maximum(total, 1e-6), prior)
@@ -960,6 +970,19 @@ class Mind:
             there = (codes[:, None, :] == self.code[:, :, None]).any(2)
         there[:, -1] = True
         return there
+
+    def open_prior(self, there: np.ndarray) -> np.ndarray:
+        """(B, N, K) first beliefs of an episode, were nothing known of the player: mostly the inference network's, but a
+        share of `open_mind` goes to all kinds of goals that are there alike, and `aimless_prior` to none."""
+        args, kinds = self.args, self.kinds_of_goals()[:, :-1, :-1]  # (B, K - 1, kinds)
+        prior = (self.prior[..., :-1] + 1e-6) * there[:, None, :-1]
+        of_kind = np.einsum("bnk,bkc->bnc", prior, kinds)
+        share = of_kind / np.maximum(of_kind.sum(-1, keepdims=True), 1e-12)
+        present = of_kind > 0
+        share = (1 - args.open_mind) * share + args.open_mind * present / np.maximum(present.sum(-1, keepdims=True), 1)
+        prior = prior * np.einsum("bkc,bnc->bnk", kinds, share / np.maximum(of_kind, 1e-12))
+        aimless = np.where(there[:, :-1].any(1), args.aimless_prior, 1.0)[:, None, None] * np.ones_like(prior[..., :1])
+        return np.concatenate([(1 - args.aimless_prior) * prior, aimless], -1).astype(np.float32)
 
     def list_goals(self, rows: np.ndarray) -> None:
         """A new episode's goals: its items in the order of their cells, or the kinds."""
@@ -1428,15 +1451,16 @@ class DreamPlayers:
         self.rows = np.arange(first, len(mind.fresh))
         self.focal = self.rows % game.num_players
         shape = (len(self.rows), game.num_players)
-        self.kind = self.rng.integers(len(game.kinds) + 1, size=shape)  # the last: aimless
-        self.goal = np.full(shape, -1)
+        self.kind, self.goal = np.full(shape, -1), np.full(shape, -1)  # the last kind: aimless
 
     def act(self, actions: np.ndarray) -> None:
         """Fill the actions of all imagined players (the focal ones are overwritten by who plans)."""
         mind, rows, rng = self.mind, self.rows, self.rng
         new = mind.fresh[rows]
-        redraw = new[:, None] & (rng.random(self.kind.shape) < 0.1)
-        self.kind[redraw] = rng.integers(len(mind.game.kinds) + 1, size=int(redraw.sum()))
+        redraw = new & ((rng.random(len(rows)) < 0.1) | (self.kind[:, 0] < 0))  # a new team
+        kinds = rng.integers(len(mind.game.kinds) + 1, size=self.kind.shape)
+        kinds = np.where(rng.random((len(rows), 1)) < 0.5, kinds[:, :1], kinds)  # half of the teams are of one kind
+        self.kind[redraw] = kinds[redraw]
         if mind.args.goal_mode == "none":
             self.goal[:] = 0
         else:
@@ -1589,7 +1613,7 @@ def prepare(args: Args) -> tuple[Args, Path]:
         if getattr(args, name) < least:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
     for name in ("hindsight_prob", "hide_prob", "belief_floor", "belief_decay", "prior_power", "aimless_prior",
-                 "offline_share", "gamma", "td_lambda"):  # fmt: skip
+                 "open_mind", "offline_share", "gamma", "td_lambda"):  # fmt: skip
         if not 0.0 <= getattr(args, name) <= 1.0:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be from 0 to 1, not {getattr(args, name)}")
     run_dir = Path(args.run_dir or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")

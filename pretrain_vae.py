@@ -19,10 +19,9 @@ import csv
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import time
-import zipfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,19 +32,18 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import tyro
+from matplotlib.figure import Figure
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 from tqdm import tqdm
 
 import envs
 from envs import ConfigError
-from envs.grid import BLOCK, FIRST_INTERACTION, ITEM, STAY, EnvSpec, GridGame
-from envs.players import RANDOM, RulePlayers
+from envs.grid import FIRST_INTERACTION, EnvSpec, GridGame
+from envs.recording import ceilings, check_game, collect_play, game_part, load_play, one_line, role_names, save_data
 
-EPISODES = 128  # played at a time while data is made
-BATTLE_TEAMS = ("nearest", "focus", "random")
 IMPOSSIBLE = -1e9  # logit of an illegal action
-IGNORED_SETTINGS = ("strict", "start_window", "start_window_prob")  # of a game: they change no rule
 
 
 @dataclass
@@ -101,9 +99,7 @@ class Args:
     """of AdamW"""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # network
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -149,7 +145,7 @@ class GoalVAE(nn.Module):
         self.kind_probe = nn.Linear(dim, sizes["num_kinds"])  # fitted after training: which kind is hunted
         self.cell_probe = nn.Linear(dim, sizes["num_cells"])  # ... and in which cell
 
-    def features(self, obs: torch.Tensor) -> torch.Tensor:
+    def features(self, obs: Tensor) -> Tensor:
         """(B, *obs_shape) -> (B, features)"""
         if not self.is_planes:
             return (obs - self.mean) / self.std
@@ -161,26 +157,19 @@ class GoalVAE(nn.Module):
         seen = self.seen[own].unsqueeze(2).expand(-1, -1, padded.shape[2])
         return torch.cat([padded.gather(1, seen).flatten(1), planes[:, :, 0]], 1)
 
-    def encode(self, goal_obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def encode(self, goal_obs: Tensor) -> tuple[Tensor, Tensor]:
         """Goal states (B, *obs_shape) -> mean and log variance of z, (B, D) each."""
         mean, log_var = self.encoder(self.features(goal_obs)).chunk(2, 1)
         return mean, log_var.clamp(-8.0, 4.0)
 
-    def reconstruction(self, z: torch.Tensor, goal_obs: torch.Tensor) -> torch.Tensor:
+    def reconstruction(self, z: Tensor, goal_obs: Tensor) -> Tensor:
         """(B,) nats to describe the goal state given z: Bernoulli for planes, Gaussian for vectors."""
         out = self.decoder(z)
         if self.is_planes:
             return F.binary_cross_entropy_with_logits(out, goal_obs.float().flatten(1), reduction="none").sum(1)
         return 0.5 * (out - (goal_obs - self.mean) / self.std).pow(2).sum(1)
 
-    def logits(
-        self,
-        obs: torch.Tensor,
-        t: torch.Tensor,
-        legal: torch.Tensor,
-        z: torch.Tensor | None = None,
-        player: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def logits(self, obs: Tensor, t: Tensor, legal: Tensor, z: Tensor | None = None, player: Tensor | None = None):
         """Opponent model: (B, A) logits, illegal actions masked; z (B, D), or None where the goal is unknown."""
         z = self.hidden_goal.expand(len(obs), -1) if z is None else z
         parts = [self.features(obs), z, self.step(t.long().clamp(0, self.sizes["horizon"]))]
@@ -201,265 +190,13 @@ def goal_candidates(obs: np.ndarray, num_players: int) -> tuple[np.ndarray, np.n
     return candidates, row, kind
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# data: play of rule-based line-ups
-# ---------------------------------------------------------------------------------------------------------------------
-
-# one row per step of a player on the board; the rows of one player in one episode follow each other in time
-COLUMNS = {
-    "obs": None,  # (M, *obs_shape) what the player saw
-    "legal": None,  # (M, A) bool
-    "action": np.int64,  # (M,)
-    "t": np.int64,  # (M,)
-    "episode": np.int64,  # (M,)
-    "player": np.int64,  # (M,)
-    "role": np.int64,  # (M,) rule that played (index into `roles`), -1 unknown
-    "hunt": np.int64,  # (M,) later hunt: 1 + kind, 0 none
-    "goal_row": np.int64,  # (M,) row whose obs is the state the player was heading for, -1 none
-    "repeat": np.bool_,  # (M,) same player, observation and action as in the row before: not trained or judged on
-}
-
-
-def parse_lineups(texts: tuple[str, ...], spec: EnvSpec, game: GridGame | None) -> list[tuple[str, ...]]:
-    if not texts:
-        texts = BATTLE_TEAMS
-        if game:
-            some = [*game.seekers, "mix", "random"] * spec.num_players
-            texts = ("mix", ",".join(some[: spec.num_players]), "random")
-    lineups = []
-    for text in texts:
-        roles = tuple(text.split(","))
-        if game is None and len(set(roles)) > 1:
-            raise ConfigError(f"line-up '{text}': the agents of a battle play as one team, so give one name")
-        if len(roles) not in (1, spec.num_players):
-            raise ConfigError(f"line-up '{text}' has {len(roles)} roles; {spec.env_id} needs 1 or {spec.num_players}")
-        lineups.append(roles * spec.num_players if len(roles) == 1 else roles)
-    return lineups
-
-
-def play_episodes(env, game: GridGame | None, lineup: tuple[str, ...], seed: int, args: Args) -> dict[str, np.ndarray]:
-    """One full episode in each row of `env`, as data columns."""
-    env.reset(seed)
-    if game:
-        players = RulePlayers(game, lineup, env.num_envs, seed)
-    else:
-        from envs.battles.teams import make_team
-
-        team = make_team(lineup[0], env, seed)
-    over = np.zeros(env.num_envs, bool)
-    steps = []
-    while not over.all():
-        actions = players.act(env.obs, env.legal, env.t) if game else team().copy()
-        row, player = np.nonzero(env.alive & ~over[:, None])  # nobody who left, no second episode
-        seen = env.state[row] if args.obs_is_state else env.obs[row, player]
-        step = {"obs": seen, "legal": env.legal[row, player], "action": actions[row, player], "t": env.t[row]}
-        step |= {"episode": row, "player": player, "role": np.full(len(row), -1)}
-        if game:
-            step["role"] = np.where(players.codes >= RANDOM, players.codes, players.drawn)[row, player] - RANDOM
-        _, _, _, _, info = env.step(actions)
-        step["taken"] = info["taken"][row, player].astype(np.int64) if game else np.zeros(len(row), np.int64)
-        steps.append({name: array.copy() for name, array in step.items()})
-        over |= info["done"]
-    data = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
-    data["t"] = data["t"].astype(np.int64)
-    order = np.lexsort((data["t"], data["player"], data["episode"]))
-    data = {name: array[order] for name, array in data.items()}
-    add_hindsight(data, args.goal_steps if game is None else 0)
-    return data
-
-
-def add_hindsight(data: dict[str, np.ndarray], goal_steps: int) -> None:
-    """Fill hunt, goal_row and repeat, seeing the whole episode; uses `taken` up.
-
-    The goal is the state of the player's next successful hunt, or of its next try if none succeeds (waiting for a
-    partner on a stag is heading for that stag); in a battle (goal_steps > 0) what it sees goal_steps later.
-    """
-    num, taken = len(data["action"]), data.pop("taken")
-    data["hunt"], data["goal_row"] = np.zeros(num, np.int64), np.full(num, -1)
-    same = (np.diff(data["episode"]) == 0) & (np.diff(data["player"]) == 0)  # row k + 1 continues row k
-    data["repeat"] = np.zeros(num, bool)
-    stays = (data["obs"][1:] == data["obs"][:-1]).reshape(num - 1, -1).all(1)
-    data["repeat"][1:] = same & stays & (data["action"][1:] == data["action"][:-1])
-    last = np.append(np.where(same, num, np.arange(num - 1)), num - 1)
-    last = np.minimum.accumulate(last[::-1])[::-1]  # last row of this player's episode
-    if goal_steps:
-        data["goal_row"] = np.minimum(np.arange(num) + goal_steps, last)
-        data["hunt"] = np.maximum(data["action"][data["goal_row"]] - FIRST_INTERACTION, 0)
-        return
-    for wanted in (data["action"] >= FIRST_INTERACTION, taken > 0):  # a success overrules a try
-        ahead = np.minimum.accumulate(np.where(wanted, np.arange(num), num)[::-1])[::-1]
-        data["goal_row"] = np.where(ahead <= last, ahead, data["goal_row"])
-    found = data["goal_row"] >= 0
-    data["hunt"][found] = data["action"][data["goal_row"][found]] - FIRST_INTERACTION + 1
-
-
-def collect(args: Args, spec: EnvSpec, game: GridGame | None, seeds: np.random.SeedSequence) -> dict[str, Any]:
-    """Play every line-up until it has given its share of `num_steps`; seats rotate so that none is special."""
-    lineups = parse_lineups(args.lineups, spec, game)
-    share = -(-args.num_steps // len(lineups))
-    parts, first_row, first_episode, draws = [], 0, 0, np.random.default_rng(seeds)
-    env = envs.make(args.env_id, num_envs=max(1, min(EPISODES, share // spec.num_players)))
-    print(f"[DATA] {args.env_id}: playing {args.num_steps} steps of {len(lineups)} line-ups")
-    for lineup in lineups:
-        count, turn, episodes = 0, 0, 0
-        while count < share:
-            seats = lineup[turn % len(lineup) :] + lineup[: turn % len(lineup)]
-            part = play_episodes(env, game, seats, int(draws.integers(2**31)), args)
-            part["goal_row"][part["goal_row"] >= 0] += first_row
-            part["episode"] += first_episode
-            first_row, first_episode = first_row + len(part["action"]), first_episode + env.num_envs
-            count, turn, episodes = count + len(part["action"]), turn + 1, episodes + env.num_envs
-            parts.append(part)
-        print(f"[DATA]   {','.join(lineup)}: {count} steps of {episodes} episodes")
-    env.close()
-    data = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
-    roles = ["random", "fix", *game.seekers] if game else []
-    return data | {"meta": {"kind": "play", "roles": roles, "obs_is_state": args.obs_is_state, **game_part(spec)}}
-
-
-def game_part(spec: EnvSpec) -> dict[str, Any]:
-    """The part of a spec that must be equal wherever data or a checkpoint is used."""
-    config = {name: value for name, value in spec.config.items() if name not in IGNORED_SETTINGS}
-    part = {
-        "env_id": spec.env_id, "obs_shape": spec.obs_shape, "state_shape": spec.state_shape, "planes": spec.plane_names,
-        "action_names": spec.action_names, "num_players": spec.num_players, "config": config,
-    }  # fmt: skip
-    return json.loads(json.dumps(part))
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
-
-
-def save_data(path: Path, data: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    arrays = {name: data[name] if COLUMNS[name] is not np.int64 else data[name].astype(np.int32) for name in COLUMNS}
-    np.savez_compressed(temporary, meta=np.array(json.dumps(data["meta"])), **arrays)
-    temporary.replace(path)
-
-
-def load_data(path: str | Path, spec: EnvSpec, obs_is_state: bool = False) -> dict[str, Any]:
-    """Read and check a data file; ConfigError in one sentence if it cannot be used here."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            meta = json.loads(str(file["meta"]))
-            data = {name: file[name].astype(dtype) if dtype else file[name] for name, dtype in COLUMNS.items()}
-    except FileNotFoundError:
-        raise ConfigError(f"data file '{path}' does not exist") from None
-    except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"data file '{path}' cannot be read: {one_line(error)}") from None
-    if not isinstance(meta, dict) or meta.get("kind") != "play":
-        raise ConfigError(f"data file '{path}' is no data of pretrain_vae.py")
-    check_game(f"data file '{path}'", meta, spec, obs_is_state)
-    num, shape = len(data["action"]), spec.state_shape if obs_is_state else spec.obs_shape
-    fits = data["obs"].shape == (num, *shape) and data["legal"].shape == (num, spec.num_actions)
-    fits &= data["legal"].dtype == bool and data["obs"].dtype.kind in "uf" and isinstance(meta.get("roles"), list)
-    fits &= all(data[name].shape == (num,) for name in COLUMNS if name not in ("obs", "legal"))
-    if not fits or num == 0:
-        raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
-    limits = {"action": (0, spec.num_actions), "t": (0, spec.horizon + 1), "player": (0, spec.num_players)}
-    limits |= {"goal_row": (-1, num), "role": (-1, max(len(meta["roles"]), 1)), "hunt": (0, spec.num_actions)}
-    for name, (low, high) in limits.items():
-        if data[name].min() < low or data[name].max() >= high:
-            raise ConfigError(f"data file '{path}' is damaged: column '{name}' has values outside {low}..{high - 1}")
-    if not np.isfinite(data["obs"]).all() or not data["legal"][np.arange(num), data["action"]].all():
-        raise ConfigError(f"data file '{path}' is damaged: it has illegal actions or numbers that are not finite")
-    return data | {"meta": meta}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# the ceiling: what the rules' own random tie-breaking leaves predictable
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def board_codes(game: GridGame, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Planes (M, H, W, C) -> codes (M, H*W) of what is in each cell (as in a state), own cell (M,)."""
-    planes = obs.reshape(len(obs), -1, obs.shape[-1])
-    codes = planes[:, :, game.num_players :].astype(np.int64) @ np.arange(1, 2 + len(game.kinds))
-    return codes, planes[:, :, 0].argmax(1)
-
-
-def distances(game: GridGame, codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """(M, H*W) steps around blocks from each cell to the nearest one with the code wanted (M,); H*W + 1: no way."""
-    far = np.int16(codes.shape[1] + 1)
-    distance = np.where(codes == wanted[:, None], np.int16(0), far)
-    while True:
-        nearer = np.where(codes == BLOCK, far, np.int16(1) + distance[:, game.grid.neighbours].min(2))
-        nearer = np.minimum(distance, nearer)
-        if (nearer == distance).all():
-            return distance
-        distance = nearer
-
-
-def rule_probabilities(game: GridGame, role: str, obs: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    """(M, A) exact action probabilities of a rule-based player, as envs/players.py plays it."""
-    if role in ("random", "fix"):
-        chances = legal.astype(np.float64)
-        if role == "fix":
-            chances[:, FIRST_INTERACTION:] = 0.0
-        return chances / chances.sum(1, keepdims=True)
-    codes, own = board_codes(game, obs)
-    wanted = np.full(len(obs), -1)
-    for kind in reversed(game.seekers[role]):  # the first kind of the list that is left
-        wanted[(codes == ITEM + kind).any(1)] = ITEM + kind
-    distance, each = distances(game, codes, wanted), np.arange(len(obs))
-    here = distance[each, own]
-    chances = np.zeros((len(obs), game.num_actions))
-    chances[:, :STAY] = legal[:, :STAY] & (distance[each[:, None], game.grid.neighbours[own]] == here[:, None] - 1)
-    acts = (here == 0) & (wanted >= 0)
-    chances[acts, FIRST_INTERACTION + wanted[acts] - ITEM] = 1.0
-    chances[chances.sum(1) == 0, STAY] = 1.0  # nothing left to seek
-    return chances / chances.sum(1, keepdims=True)
-
-
-def ceilings(data: dict[str, Any], game: GridGame) -> dict[str, np.ndarray]:
-    """For each row the best possible chance of naming the action, for predictors that know more and more:
-
-    `prior`    the rules, and how common each role is: as if the state told nothing of roles
-    `state`    also how common each role is among rows of the same step and the same distances to each kind of item:
-               an estimate of what the state alone allows (`history` is a strict upper bound of it)
-    `history`  also the player's own earlier actions of the episode: exact Bayes over roles
-    `known`    the role itself; `best` (M, A) is how often each action is this predictor's guess
-    """
-    names, num = data["meta"]["roles"], len(data["action"])
-    present = np.unique(data["role"])
-    chances = np.stack([rule_probabilities(game, names[k], data["obs"], data["legal"]) for k in present])  # (R, M, A)
-    role, each = np.searchsorted(present, data["role"]), np.arange(num)
-    first = np.append(True, (np.diff(data["episode"]) != 0) | (np.diff(data["player"]) != 0))
-    prior = np.bincount(role[first], minlength=len(present)) / first.sum()
-
-    # posterior over roles before each row (R, M): prior times the chances of the same player's earlier actions
-    log_chance = np.log(np.maximum(chances[:, each, data["action"]], 1e-12))
-    before = np.cumsum(log_chance, 1) - log_chance
-    before -= before[:, np.flatnonzero(first)[np.cumsum(first) - 1]]
-    posterior = prior[:, None] * np.exp(before - before.max(0))
-    posterior /= posterior.sum(0)
-
-    codes, own = board_codes(game, data["obs"])
-    away = [distances(game, codes, np.full(num, ITEM + kind))[each, own] for kind in range(len(game.kinds))]
-    place = np.unique(np.column_stack([data["t"], *away]), axis=0, return_inverse=True)[1].ravel()
-    by_place = np.stack([np.bincount(place, weights) for weights in posterior]) / np.bincount(place)
-    known = chances[role, each]
-    best = known == known.max(1, keepdims=True)
-    return {
-        "prior": np.einsum("r,rma->ma", prior, chances).max(1),
-        "state": np.einsum("rm,rma->ma", by_place[:, place], chances).max(1),
-        "history": np.einsum("rm,rma->ma", posterior, chances).max(1),
-        "known": known.max(1),
-        "best": best / best.sum(1, keepdims=True),
-    }
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # evaluation and pictures
-# ---------------------------------------------------------------------------------------------------------------------
 
-KNOWLEDGE = ("prior", "state", "history", "known")  # of the perfect predictors in `ceilings`
+KNOWLEDGE = ("state", "history", "known")  # of the perfect predictors in `ceilings`
 
 
 @torch.no_grad()
-def predict(model: GoalVAE, batch: dict[str, torch.Tensor], with_goal: bool) -> torch.Tensor:
+def predict(model: GoalVAE, batch: dict[str, Tensor], with_goal: bool) -> Tensor:
     """(M, A) log-probabilities of actions, with the goal known in hindsight or hidden."""
     outs = []
     for rows in torch.arange(len(batch["action"])).split(4096):
@@ -469,7 +206,7 @@ def predict(model: GoalVAE, batch: dict[str, torch.Tensor], with_goal: bool) -> 
     return torch.cat(outs)
 
 
-def evaluate(model: GoalVAE, batch: dict[str, torch.Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict]:
+def evaluate(model: GoalVAE, batch: dict[str, Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict]:
     """Scores with the goal known and hidden, and the ceilings: over distinct steps, over moves and hunts apart, and
     (`_all`) over all steps; nan where there is nothing to count."""
     truth, distinct = batch["action"].numpy(), ~batch["repeat"].numpy()
@@ -496,7 +233,7 @@ def evaluate(model: GoalVAE, batch: dict[str, torch.Tensor], ceiling: dict[str, 
             }  # fmt: skip
         if ceiling:
             result["ceiling"] = {k: v for name in KNOWLEDGE for k, v in means(ceiling[name], name).items()}
-            for name in ("prior", "state", "history"):  # who must guess the role cannot tell moves from hunts before
+            for name in ("state", "history"):  # who must guess the role cannot tell moves from hunts before
                 del result["ceiling"][f"{name}_moves"], result["ceiling"][f"{name}_hunts"]
             hits = [ceiling["best"][distinct & (truth == a), a].sum() for a in range(num_actions)]
             result["ceiling"]["recall"] = np.array(hits) / count
@@ -516,13 +253,12 @@ def write_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...]
     np.savez(f"{stem}.npz", **{f"{mode}_{key}": value for mode, part in result.items() for key, value in part.items()})
 
 
-def draw_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...]) -> None:
-    import matplotlib.pyplot as plt
-
+def draw_epoch(stem: Path, result: dict[str, dict], names: tuple[str, ...], history: list[dict[str, float]]) -> None:
+    """Confusion, distribution and recall of this epoch's evaluation, and the loss curve so far."""
     names = [name.removeprefix("attack ") for name in names]
     size, place = max(3.6, 0.42 * len(names) + 1.2), np.arange(len(names))
-    figure, axes = plt.subplots(1, 2, figsize=(2 * size + 0.8, size + 0.4), layout="constrained")
-    for axis, mode in zip(axes, ("known", "hidden"), strict=True):
+    figure = Figure((2 * size + 0.8, size + 0.4), layout="constrained")
+    for axis, mode in zip(figure.subplots(1, 2), ("known", "hidden"), strict=True):
         confusion = result[mode]["confusion"]
         share = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
         axis.imshow(share, vmin=0, vmax=1, cmap="Blues")
@@ -532,9 +268,8 @@ def draw_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...])
         axis.set(xlabel="predicted", title=f"goal {mode}: top-1 {result[mode]['top1']:.3f}")
         axis.set_xticks(place, names, rotation=90, size=8)
         axis.set_yticks(place, [f"{name} ({n})" for name, n in zip(names, confusion.sum(1), strict=True)], size=8)
-    axes[0].set_ylabel("true (steps)")
-    figure.savefig(f"{stem}_confusion_matrix.png", dpi=100)
-    plt.close(figure)
+    figure.axes[0].set_ylabel("true (steps)")
+    figure.savefig(f"{stem}_confusion_matrix.png")
 
     counts = {"true": result["known"]["count"]}
     counts |= {f"predicted, goal {mode}": result[mode]["confusion"].sum(0) for mode in ("known", "hidden")}
@@ -542,68 +277,53 @@ def draw_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...])
     if "ceiling" in result:
         recalls["perfect predictor that knows the role"] = np.nan_to_num(result["ceiling"]["recall"])
     for what, bars, label in (("class_distribution", counts, "steps"), ("per_class_recall", recalls, "recall")):
-        figure, axis = plt.subplots(figsize=(max(5.5, 0.6 * len(names) + 1.5), 3.2), layout="constrained")
+        figure = Figure((max(5.5, 0.6 * len(names) + 1.5), 3.2), layout="constrained")
+        axis = figure.subplots()
         for k, (name, heights) in enumerate(bars.items()):
             axis.bar(place + (k - 1) * 0.27, heights, 0.27, label=name, color=("#4477aa", "#ee7733", "#aaaaaa")[k])
         axis.set_xticks(place, names, rotation=45 if len(names) > 8 else 0, size=8)
         axis.set_ylabel(label)
-        axis.spines[["top", "right"]].set_visible(False)
-        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-        figure.savefig(f"{stem}_{what}.png", dpi=100)
-        plt.close(figure)
+        figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+        figure.savefig(f"{stem}_{what}.png")
 
-
-def draw_losses(path: Path, history: list[dict[str, float]]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(10.5, 3.0), layout="constrained")
+    figure = Figure((10.5, 3.0), layout="constrained")
     titles = {"ce": "opponent model: cross-entropy", "recon": "reconstruction (nats)", "kl": "KL (nats)"}
-    for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        lines = {"training": f"losses/train_{name}", "validation": f"losses/val_{name}"}
-        if name == "ce":
-            lines["validation, goal hidden"] = "moa/ce_hidden"
-        for (label, column), style in zip(lines.items(), ("-", "--", ":"), strict=False):
-            axis.plot([row["epoch"] for row in history], [row[column] for row in history], style, label=label)
+    for axis, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        columns = {"training": f"losses/train_{name}", "validation": f"losses/val_{name}"}
+        columns |= {"validation, goal hidden": "moa/ce_hidden"} if name == "ce" else {}
+        for label, column in columns.items():
+            axis.plot([row["epoch"] for row in history], [row[column] for row in history], label=label)
         axis.set(xlabel="epoch", title=title)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(stem.parent / "vae_loss_curve.png")
 
 
-def draw_goal_map(path: Path, z: np.ndarray, kind: np.ndarray, kinds: list[str], place: np.ndarray, probe: nn.Linear):
-    """Goals in two dimensions, by the kind hunted (across: what the linear probe says) and by place (M, 2) from 0 to 1
-    (the two widest directions of z)."""
-    import matplotlib.pyplot as plt
-
-    centred, weight = z - z.mean(0), probe.weight.detach().numpy()
-    flat = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
-    figure, axes = plt.subplots(1, 2, figsize=(10.5, 4.8), layout="constrained")
-    two = len(kinds) == 2
-    told = z @ (weight[1] - weight[0]) + (probe.bias[1] - probe.bias[0]).item() if two else flat[:, 0]
+def draw_goal_map(path: Path, z: np.ndarray, told: np.ndarray, kind: np.ndarray, kinds: list[str], place: np.ndarray):
+    """Goals z in two dimensions, by the kind hunted and by place (M, 2) from 0 to 1; told (M, K): the kind probe."""
+    wide, second = np.linalg.svd(z - z.mean(0), full_matrices=False)[2][:2] @ (z - z.mean(0)).T
+    across, meaning = second, "second widest direction of z"
+    if len(kinds) == 2:
+        across, meaning = told[:, 1] - told[:, 0], f"log-odds of the linear probe: {kinds[1]} over {kinds[0]}"
+    figure = Figure((10.5, 4.8), layout="constrained")
+    by_kind, by_place = figure.subplots(1, 2)
     for k in np.unique(kind):
         label = f"{kinds[k]} ({(kind == k).sum()})"
-        axes[0].scatter(told[kind == k], flat[kind == k, 0 if two else 1], s=6, alpha=0.5, label=label, color=f"C{k}")
-    if two:
-        axes[0].axvline(0, color="#999999", lw=1, ls=":")
-    axes[0].legend(frameon=False, markerscale=3, fontsize=8)
-    across = f"log-odds of the linear probe: {kinds[1]} over {kinds[0]}" if two else "widest direction of z"
-    axes[0].set(title="goals of validation hunts, by what is hunted", xlabel=across, yticks=[])
-    axes[0].set_ylabel("widest direction of z" if two else "second widest")
-    axes[1].scatter(*flat.T, s=6, alpha=0.7, c=np.insert(place, 1, 0.3, axis=1))
-    axes[1].set(title="by where: redder = lower row, bluer = more to the right", xticks=[], yticks=[])
-    axes[1].set(xlabel="widest direction of z", ylabel="second widest")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+        by_kind.scatter(across[kind == k], wide[kind == k], s=6, alpha=0.5, label=label, color=f"C{k}")
+    by_kind.legend(frameon=False, markerscale=3, fontsize=8)
+    by_kind.set(title="goals of validation hunts, by what is hunted", xlabel=meaning, ylabel="widest direction of z")
+    by_place.scatter(wide, second, s=6, alpha=0.7, c=np.insert(place, 1, 0.3, axis=1))
+    by_place.set(title="by where: redder = lower row, bluer = more to the right", xticks=[], yticks=[])
+    by_place.set(xlabel="widest direction of z", ylabel="second widest")
+    figure.savefig(path)
 
 
-def fit_probe(probe: nn.Linear, z: torch.Tensor, label: torch.Tensor) -> None:
+def fit_probe(probe: nn.Linear, z: Tensor, label: Tensor) -> None:
     """Multinomial logistic regression z -> label."""
     nn.init.zeros_(probe.weight)
     nn.init.zeros_(probe.bias)
     optimizer = torch.optim.LBFGS(probe.parameters(), max_iter=200, line_search_fn="strong_wolfe")
 
-    def loss() -> torch.Tensor:
+    def loss() -> Tensor:
         optimizer.zero_grad()
         value = F.cross_entropy(probe(z), label) + 1e-5 * probe.weight.pow(2).sum()
         value.backward()
@@ -612,53 +332,36 @@ def fit_probe(probe: nn.Linear, z: torch.Tensor, label: torch.Tensor) -> None:
     optimizer.step(loss)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # checkpoints
-# ---------------------------------------------------------------------------------------------------------------------
 
-LARGEST = {
+LARGEST = {  # sizes above these are no checkpoint of ours
     "dim": 1024, "hidden": 8192, "horizon": 30_000, "num_players": 1024, "num_actions": 4096, "num_kinds": 4096,
     "num_cells": 1024,
-}  # fmt: skip  (sizes above these are no checkpoint of ours)
+}  # fmt: skip
 
 
-def check_game(what: str, found: dict[str, Any], spec: EnvSpec, obs_is_state: bool) -> None:
-    """ConfigError naming both sides if `found` (of a checkpoint or data file) was made for something else."""
-    wanted = game_part(spec)
-    if found.get("env_id") != wanted["env_id"]:
-        raise ConfigError(f"{what} was trained on {found.get('env_id')}, this run uses {wanted['env_id']}")
-    if found.get("obs_is_state") is not obs_is_state:
-        obs, state = found.get("obs_shape"), found.get("state_shape")
-        sides = [f"obs ({', '.join(map(str, obs or []))})", f"state ({', '.join(map(str, state or []))})"]
-        raise ConfigError(f"{what} was trained on {sides[not obs_is_state]}, this run uses {sides[obs_is_state]}")
-    found_config = found.get("config") if isinstance(found.get("config"), dict) else {}
-    pairs = {name: (found.get(name), value) for name, value in wanted.items() if name != "config"}
-    for name in [*wanted["config"], *found_config]:
-        pairs[name] = (found_config.get(name), wanted["config"].get(name))
-    for name, (theirs, ours) in pairs.items():
-        if theirs != ours:
-            raise ConfigError(f"{what} was trained with {name} {theirs}, this run uses {name} {ours}")
-
-
-def read_spec(folder: Path, kind: str) -> dict[str, Any]:
-    """The spec of a checkpoint folder; ConfigError in one sentence if there is none of this kind."""
+def read_spec(folder: Path, kind: str, spec: EnvSpec | None = None, obs_is_state: bool = False) -> dict[str, Any]:
+    """The spec of a checkpoint folder; ConfigError in one sentence if it is of another kind, or not for this env."""
     path = folder / "spec.json"
     try:
         text = path.read_bytes()
-        spec = json.loads(text) if len(text) < 10_000_000 else None
+        found = json.loads(text) if len(text) < 10_000_000 else None
     except FileNotFoundError:
         raise ConfigError(f"'{folder}' is no checkpoint: it has no spec.json") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
-    found = spec.get("kind") if isinstance(spec, dict) else None
-    if found != kind:
-        raise ConfigError(f"'{folder}' holds a checkpoint of kind {str(found)[:50]!r}, not {kind!r}")
-    return spec
+    found_kind = found.get("kind") if isinstance(found, dict) else None
+    if found_kind != kind:
+        raise ConfigError(f"'{folder}' holds a checkpoint of kind {str(found_kind)[:50]!r}, not {kind!r}")
+    if spec is not None:
+        check_game("checkpoint was trained", found, spec, obs_is_state)
+    return found
 
 
-def load_weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, once every name and shape is known to fit `model`."""
-    wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+def load_weights(make_model: Callable[[], nn.Module], path: Path) -> nn.Module:
+    """The model with the weights of a safetensors file, once every name and shape is known to fit."""
+    with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
+        wanted = {name: list(tensor.shape) for name, tensor in make_model().state_dict().items()}
     try:
         with safe_open(path, "pt") as file:
             found = {name: file.get_slice(name).get_shape() for name in file.keys()}
@@ -673,17 +376,15 @@ def load_weights(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
         raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
     if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in tensors.values()):
         raise ConfigError(f"'{path}' has weights that are not finite float32 numbers")
-    return tensors
+    model = make_model()
+    model.load_state_dict(tensors)
+    return model.eval()
 
 
-def load_checkpoint(
-    folder: str | Path, spec: EnvSpec | None = None, obs_is_state: bool = False
-) -> tuple[GoalVAE, dict[str, Any]]:
-    """A trained GoalVAE (in eval mode) and its spec. With `spec` of the env at hand, refuses one made for another."""
+def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None, obs_is_state: bool = False):
+    """A trained GoalVAE (in eval mode) and its spec dict. With `spec` of the env at hand, refuses any other's."""
     folder = Path(folder)
-    found = read_spec(folder, "goal_vae")
-    if spec is not None:
-        check_game("checkpoint", found, spec, obs_is_state)
+    found = read_spec(folder, "goal_vae", spec, obs_is_state)
     sizes = found.get("sizes") if isinstance(found.get("sizes"), dict) else {}
     shape = sizes.get("obs_shape") if isinstance(sizes.get("obs_shape"), list) else []
     good = len(shape) in (1, 3) and all(type(n) is int and 0 < n <= 10_000 for n in shape)
@@ -691,25 +392,31 @@ def load_checkpoint(
     good = good and all(type(sizes.get(name)) is int and 0 < sizes[name] <= most for name, most in LARGEST.items())
     if not good or type(sizes.get("obs_is_state")) is not bool:
         raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
-    with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
-        tensors = load_weights(GoalVAE(sizes), folder / "weights.safetensors")
-    model = GoalVAE(sizes)
-    model.load_state_dict(tensors)
-    return model.eval(), found
+    return load_weights(lambda: GoalVAE(sizes), folder / "weights.safetensors"), found
 
 
-def find_checkpoint(
-    out_dir: str | Path, spec: EnvSpec, obs_is_state: bool = False, dim: int | None = None
-) -> Path | None:
-    """The newest checkpoint under `out_dir` that fits this env (and has goals of size `dim`), or None."""
-    for folder in sorted(Path(out_dir).glob(f"vae__*/dim{dim or '*'}"), reverse=True):
+def newest(folders: Iterable[Path], usable: Callable[[Path], Any]) -> Path | None:
+    """The last by name of the checkpoint folders of which `usable` is true and raises no ConfigError."""
+    for folder in sorted(folders, reverse=True):
         try:
-            check_game("checkpoint", read_spec(folder, "goal_vae"), spec, obs_is_state)
-        except ConfigError:
+            if usable(folder) and (folder / "weights.safetensors").exists():
+                return folder
+        except (ConfigError, KeyError, TypeError):
             continue
-        if (folder / "weights.safetensors").exists():
-            return folder
     return None
+
+
+def find_checkpoint(out_dir: str | Path, spec: EnvSpec, obs_is_state: bool = False, dim: int | None = None):
+    """The newest checkpoint under `out_dir` that fits this env (and has goals of size `dim`), or None."""
+    folders = Path(out_dir).glob(f"vae__*/dim{dim or '*'}")
+    return newest(folders, lambda folder: read_spec(folder, "goal_vae", spec, obs_is_state))
+
+
+def describe(kind: str, script: str, args: Any, spec: EnvSpec, obs_is_state: bool = False) -> dict[str, Any]:
+    """What every checkpoint's spec says: what made it, and for which game."""
+    version = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:12]
+    about = {"kind": kind, "script": Path(script).name, "code_version": version, "args": dataclasses.asdict(args)}
+    return about | {"obs_is_state": obs_is_state, "num_actions": spec.num_actions, **game_part(spec)}
 
 
 def save_checkpoint(folder: Path, model: nn.Module, spec: dict[str, Any]) -> None:
@@ -721,22 +428,20 @@ def save_checkpoint(folder: Path, model: nn.Module, spec: dict[str, Any]) -> Non
 
 
 def fresh_folder(out_dir: str | Path, name: str) -> Path:
-    """<out_dir>/<name>__<unix time>, a second later where that exists."""
-    for now in range(int(time.time()), int(time.time()) + 1000):
-        folder = Path(out_dir) / f"{name}__{now}"
+    """<out_dir>/<name>__<unix time>, seconds later where that exists."""
+    now = int(time.time())
+    while True:
         try:
+            folder = Path(out_dir) / f"{name}__{now}"
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            continue
+            now += 1
         except OSError as error:
             raise ConfigError(f"cannot write to '{out_dir}': {error.strerror}") from None
-    raise ConfigError(f"'{out_dir}' is full of folders named {name}__<time>")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # training
-# ---------------------------------------------------------------------------------------------------------------------
 
 LIMITS = {
     "seed": (0, 2**32), "num_steps": (100, 10**9), "goal_steps": (1, 10**6), "hidden": (1, 8192), "epochs": (1, 10**6),
@@ -752,7 +457,7 @@ def check_limits(args: Any, limits: dict[str, tuple[float, float]]) -> None:
             raise ConfigError(f"{flag} must be from {low:g} to {high:g}, not {getattr(args, name)}")
 
 
-def losses(model: GoalVAE, batch: dict[str, torch.Tensor], mode: str, dropout: float = 0.0) -> dict[str, torch.Tensor]:
+def losses(model: GoalVAE, batch: dict[str, Tensor], mode: str, dropout: float = 0.0) -> dict[str, Tensor]:
     """Cross-entropy, reconstruction and KL, the latter two as means over the rows with a goal. The part that `mode`
     leaves out sees z without a gradient to it. The opponent model gets a sample of z while training, hidden with
     probability `dropout`, and else the mean; the reconstruction is always of a sample."""
@@ -770,15 +475,63 @@ def losses(model: GoalVAE, batch: dict[str, torch.Tensor], mode: str, dropout: f
     return {"ce": F.cross_entropy(logits, batch["action"]), "recon": recon, "kl": kl}
 
 
-def elapsed(start: float, start_cpu: float) -> str:
-    return f"{time.perf_counter() - start:.0f} s ({time.process_time() - start_cpu:.0f} s of one core)"
+def split_episodes(episode: np.ndarray, share: float, seed: np.random.SeedSequence) -> np.ndarray:
+    """(M,) bool: rows of the episodes kept for validation."""
+    episodes = np.random.default_rng(seed).permutation(np.unique(episode))
+    num_val = max(1, round(share * len(episodes)))
+    if num_val == len(episodes):
+        raise ConfigError("there is only one episode; validation needs another")
+    return np.isin(episode, episodes[:num_val])
+
+
+def since(start: tuple[float, float]) -> tuple[float, float]:
+    """Seconds of the clock and of one core."""
+    return time.perf_counter() - start[0], time.process_time() - start[1]
+
+
+def write_metrics(path: Path, history: list[dict[str, float]]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(history[0]))
+        writer.writeheader()
+        writer.writerows(history)
+
+
+def probe_goals(model: GoalVAE, data: dict[str, Any], in_val: np.ndarray, kinds: list[str], map_path: Path | None):
+    """What the goal space means: linear probes for kind and cell of the prey on the goals of hunts, fitted on training
+    episodes; their accuracy on validation hunts, of which a map is drawn."""
+    hunted = np.unique(data["goal_row"][(data["goal_row"] >= 0) & (data["hunt"] > 0)])
+    obs = torch.from_numpy(data["obs"][hunted])
+    kind = torch.from_numpy(data["action"][hunted] - FIRST_INTERACTION - (not model.is_planes))
+    cell = obs[..., 0].flatten(1).argmax(1) if model.is_planes else torch.zeros_like(kind)
+    where = cell.numpy() if model.is_planes else data["hunt"][hunted]
+    same_hunt = np.column_stack([data["episode"][hunted], data["player"][hunted], where])
+    first = np.unique(same_hunt, axis=0, return_index=True)[1]  # one row per hunt, however long it waits
+    is_val, kind, cell = torch.from_numpy(in_val[hunted[first]]), kind[first], cell[first]
+    with torch.no_grad():
+        z = torch.cat([model.encode(some)[0] for some in obs[first].split(4096)])
+    scores = {}
+    for name, label, probe in (("kind", kind, model.kind_probe), ("cell", cell, model.cell_probe)):
+        scores[f"goal/probe_{name}"] = np.nan
+        if len(label[~is_val].unique()) > 1 and is_val.any():
+            fit_probe(probe, z[~is_val], label[~is_val])
+            scores[f"goal/probe_{name}"] = (probe(z[is_val]).argmax(1) == label[is_val]).float().mean().item()
+    print(
+        f"[GOAL] linear probes on z, {is_val.sum()} validation hunts: kind of prey {scores['goal/probe_kind']:.4f},"
+        f" which prey (its cell) {scores['goal/probe_cell']:.4f}"
+    )
+    if map_path and is_val.sum() > 2:
+        height, width = obs.shape[1:3] if model.is_planes else (1, 1)
+        place = np.stack(np.divmod(cell[is_val].numpy(), width), 1) / np.maximum([height - 1, width - 1], 1)
+        told = model.kind_probe(z[is_val]).detach().numpy()
+        draw_goal_map(map_path, z[is_val].numpy(), told, kind[is_val].numpy(), kinds, place)
+    return scores
 
 
 def train(args: Args) -> Path:
     """The whole experiment; returns the folder of the checkpoint."""
     check_limits(args, LIMITS)
     torch.set_num_threads(args.torch_threads)
-    start, start_cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter(), time.process_time()
 
     # seeding
     play_seed, split_seed, torch_seed = np.random.SeedSequence(args.seed).spawn(3)
@@ -789,35 +542,33 @@ def train(args: Args) -> Path:
     game = envs.game(args.env_id) if args.env_id in GridGame.registry else None
     if game and args.obs_is_state:
         raise ConfigError(f"--obs-is-state is for battles; in {args.env_id} everybody sees the whole board")
+    num_cells = int(np.prod(spec.obs_shape[:2])) if game else 1
+    if num_cells > LARGEST["num_cells"]:
+        raise ConfigError(f"a board of {num_cells} cells is too large; the most is {LARGEST['num_cells']}")
     kinds = list(game.kinds) if game else [name.split(" / ")[0] for name in spec.action_names[FIRST_INTERACTION + 1 :]]
 
     # data
-    data = load_data(args.data, spec, args.obs_is_state) if args.data else collect(args, spec, game, play_seed)
+    if args.data:
+        data = load_play(args.data, spec, args.obs_is_state)
+    else:
+        how = args.lineups, args.num_steps, play_seed, args.obs_is_state, 0 if game else args.goal_steps
+        data = collect_play(spec, game, *how)
     folder = fresh_folder(args.out_dir, "vae") / f"dim{args.dim}"
     folder.mkdir()
     if not args.data:
         name = args.env_id.replace(":", "-").replace("/", "-")
-        path = Path(args.out_dir) / "data" / f"{name}__{folder.parent.name}.npz"
-        save_data(path, data)
-        print(f"[DATA] saved {path}")
-    roles, prey = [*data["meta"]["roles"], "unknown"], ["nothing", *kinds]
-    for column, names in (("role", roles), ("hunt", prey)):
+        save_data(Path(args.out_dir) / "data" / f"{name}__{folder.parent.name}.npz", data)
+    for column, names in (("role", [*role_names(game), "unknown"]), ("hunt", ["nothing", *kinds])):
         counts = zip(*np.unique(data[column], return_counts=True), strict=True)
         print(f"[DATA] steps by {column}: {', '.join(f'{names[k]} {n}' for k, n in counts)}")
-
-    # split by episode
-    episodes = np.random.default_rng(split_seed).permutation(np.unique(data["episode"]))
-    num_val = max(1, round(args.val_share * len(episodes)))
-    if num_val == len(episodes):
-        raise ConfigError("there is only one episode; validation needs another")
-    in_val = np.isin(data["episode"], episodes[:num_val])
+    in_val = split_episodes(data["episode"], args.val_share, split_seed)
     train_rows, val_rows = np.flatnonzero(~in_val & ~data["repeat"]), np.flatnonzero(in_val)
     print(
         f"[DATA] {len(in_val)} steps, {data['repeat'].mean():.1%} of them mere repeats of the step before; training on"
-        f" {len(train_rows)} distinct ones, validation on {len(val_rows)} of {num_val} episodes"
+        f" {len(train_rows)} distinct ones, validation on {len(val_rows)} of other episodes"
     )
 
-    def tensors(rows: np.ndarray) -> dict[str, torch.Tensor]:
+    def tensors(rows: np.ndarray) -> dict[str, Tensor]:
         goal_row = data["goal_row"][rows]
         columns = {name: data[name][rows] for name in ("obs", "legal", "action", "t", "player", "repeat")}
         columns |= {"goal_obs": data["obs"][np.maximum(goal_row, 0)], "has_goal": goal_row >= 0}
@@ -831,10 +582,8 @@ def train(args: Args) -> Path:
     sizes = {
         "obs_shape": list(data["obs"].shape[1:]), "obs_is_state": args.obs_is_state, "horizon": spec.horizon,
         "num_players": spec.num_players, "num_actions": spec.num_actions, "num_kinds": len(kinds), "dim": args.dim,
-        "hidden": args.hidden, "num_cells": int(np.prod(spec.obs_shape[:2])) if game else 1,
+        "hidden": args.hidden, "num_cells": num_cells,
     }  # fmt: skip
-    if sizes["num_cells"] > LARGEST["num_cells"]:
-        raise ConfigError(f"a board of {sizes['num_cells']} cells is too large; the most is {LARGEST['num_cells']}")
     model = GoalVAE(sizes)
     if not model.is_planes:
         model.mean.copy_(train_batch["obs"].mean(0))
@@ -857,8 +606,7 @@ def train(args: Args) -> Path:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-            for name, part in parts.items():
-                sums[name] += part.item() * len(mb_rows) / len(train_rows)
+            sums = {name: sums[name] + parts[name].item() * len(mb_rows) / len(train_rows) for name in sums}
         if not np.isfinite(sum(sums.values())):
             raise FloatingPointError(f"a loss is not finite in epoch {epoch}: {sums}; try a smaller --learning-rate")
 
@@ -867,7 +615,7 @@ def train(args: Args) -> Path:
         result = evaluate(model, val_batch, ceiling)
         val = dict.fromkeys(sums, 0.0)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            distinct = torch.from_numpy(np.flatnonzero(~data["repeat"][val_rows]))
+            distinct = (~val_batch["repeat"]).nonzero()[:, 0]
             for mb_rows in distinct.split(4096):
                 parts = losses(model, {name: column[mb_rows] for name, column in val_batch.items()}, args.loss)
                 val = {name: val[name] + parts[name].item() * len(mb_rows) / len(distinct) for name in val}
@@ -890,7 +638,7 @@ def train(args: Args) -> Path:
             print("[WARN] posterior collapse: the goals say (almost) nothing; try a smaller --alpha")
 
         # logging
-        row = {"epoch": epoch, "wall_time": time.perf_counter() - start, "cpu_time": time.process_time() - start_cpu}
+        row = dict(zip(("epoch", "wall_time", "cpu_time"), (epoch, *since(start)), strict=True))
         row |= {f"losses/train_{name}": value for name, value in sums.items()}
         row |= {f"losses/val_{name}": value for name, value in val.items()}
         for mode, suffix in ((known, ""), (hidden, "_hidden")):
@@ -902,68 +650,35 @@ def train(args: Args) -> Path:
         stem = folder / f"moa_eval_epoch{epoch}"
         write_evaluation(stem, result, spec.action_names)
         if args.pictures:
-            draw_evaluation(stem, result, spec.action_names)
-            draw_losses(folder / "vae_loss_curve.png", history)
-    with open(folder / "metrics.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(history[0]))
-        writer.writeheader()
-        writer.writerows(history)
-
-    # what the goal space means: linear probes on the goals of hunts, fitted on training episodes
-    hunted = np.unique(data["goal_row"][(data["goal_row"] >= 0) & (data["hunt"] > 0)])
-    where = data["obs"][hunted][..., 0].reshape(len(hunted), -1).argmax(1) if game else data["hunt"][hunted]
-    same_hunt = np.column_stack([data["episode"][hunted], data["player"][hunted], where])
-    hunted = hunted[np.unique(same_hunt, axis=0, return_index=True)[1]]  # one row per hunt, however long it waits
-    with torch.no_grad():
-        hunt_obs = torch.from_numpy(data["obs"][hunted])
-        z = torch.cat([model.encode(some)[0] for some in hunt_obs.split(4096)])
-    labels = {"kind": torch.from_numpy(data["action"][hunted] - (FIRST_INTERACTION if game else FIRST_INTERACTION + 1))}
-    if game:
-        labels["cell"] = hunt_obs[..., 0].flatten(1).argmax(1)
-    is_val, probes = torch.from_numpy(in_val[hunted]), {"goal/probe_kind": np.nan, "goal/probe_cell": np.nan}
-    for name, label in labels.items():
-        if len(label[~is_val].unique()) > 1 and is_val.any():
-            probe = {"kind": model.kind_probe, "cell": model.cell_probe}[name]
-            fit_probe(probe, z[~is_val], label[~is_val])
-            probes[f"goal/probe_{name}"] = (probe(z[is_val]).argmax(1) == label[is_val]).float().mean().item()
-    print(
-        f"[GOAL] linear probes on z, {is_val.sum()} validation hunts: kind of prey"
-        f" {probes['goal/probe_kind']:.4f}, which prey (its cell) {probes['goal/probe_cell']:.4f}"
-    )
-    if args.pictures and is_val.sum() > 2:
-        place = np.zeros((int(is_val.sum()), 2))
-        if game:
-            row_column = np.divmod(labels["cell"][is_val].numpy(), game.config.width)
-            place = np.stack(row_column, 1) / np.maximum([game.config.height - 1, game.config.width - 1], 1)
-        kind = labels["kind"][is_val].numpy()
-        draw_goal_map(folder / "goal_map.png", z[is_val].numpy(), kind, kinds, place, model.kind_probe)
+            draw_epoch(stem, result, spec.action_names, history)
+    write_metrics(folder / "metrics.csv", history)
+    probes = probe_goals(model, data, in_val, kinds, folder / "goal_map.png" if args.pictures else None)
 
     # checkpoint
     scores = {k: v if np.isfinite(v) else None for k, v in (history[-1] | probes).items() if not k.endswith("_time")}
-    checkpoint = {"kind": "goal_vae", "script": Path(__file__).name, "num_actions": spec.num_actions, "loss": args.loss}
-    checkpoint |= {"obs_is_state": args.obs_is_state, **game_part(spec), "sizes": sizes, "scores": scores}
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    save_checkpoint(folder, model, checkpoint | {"args": dataclasses.asdict(args), "code_version": version})
-    if top:
-        for suffix, what in (("", "distinct steps"), ("_all", "all steps")):
-            goal, state, past = top["known" + suffix], top["state" + suffix], top["history" + suffix]
-            with_goal, without = known["top1" + suffix], hidden["top1" + suffix]
-            print(
-                f"[DONE] {what}: top1 {with_goal:.4f} with the goal, {with_goal / goal:.1%} of the ceiling {goal:.4f};"
-                f" {without:.4f} without, {without / state:.1%} of {state:.4f} that the state alone allows"
-                f" ({without / past:.1%} of {past:.4f} with the player's history)"
-            )
-    print(f"[DONE] {elapsed(start, start_cpu)}; checkpoint {folder}")
+    about = describe("goal_vae", __file__, args, spec, args.obs_is_state)
+    save_checkpoint(folder, model, about | {"loss": args.loss, "sizes": sizes, "scores": scores})
+    for suffix, what in (("", "distinct steps"), ("_all", "all steps")) if top else ():
+        goal, state, past = (top[name + suffix] for name in ("known", "state", "history"))
+        with_goal, without = known["top1" + suffix], hidden["top1" + suffix]
+        print(
+            f"[DONE] {what}: top1 {with_goal:.4f} with the goal, {with_goal / goal:.1%} of the ceiling {goal:.4f};"
+            f" {without:.4f} without, {without / state:.1%} of {state:.4f} that the state alone allows"
+            f" ({without / past:.1%} of {past:.4f} with the player's history)"
+        )
+    print("[DONE] {:.0f} s ({:.0f} s of one core); checkpoint {}".format(*since(start), folder))
     return folder
 
 
-if __name__ == "__main__":
+def main(train: Callable[[Any], Any], args_type: type) -> None:
+    """From the command line: errors that a user can cause end in one line."""
     sys.stdout.reconfigure(line_buffering=True)  # progress shows at once in a log file, too
     try:
-        train(tyro.cli(Args))
-    except ConfigError as error:
+        train(tyro.cli(args_type))
+    except (ConfigError, FloatingPointError) as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main(train, Args)

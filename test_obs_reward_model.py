@@ -21,9 +21,10 @@ import torch
 import tyro
 
 from envs import ConfigError
+from envs.recording import collect_transitions, load_transitions
 from pretrain_vae import check_limits
 from train_world_model import Args as TrainArgs
-from train_world_model import collect, error_growth, find_checkpoint, judge, load_checkpoint, load_data, views
+from train_world_model import default_lineups, error_growth, find_checkpoint, judge, load_checkpoint, views
 
 
 @dataclass
@@ -185,11 +186,12 @@ def main(args: Args) -> dict[str, Any]:
 
     # data
     if args.data:
-        data = load_data(args.data, game)
+        data = load_transitions(args.data, game)
     else:
-        lineups = (args.policy,) if args.policy else args.lineups
-        play = TrainArgs(env_id=game.env_id, lineups=lineups, noise=0.0 if args.policy else TrainArgs.noise)
-        data = collect(play, game, np.random.SeedSequence(args.seed), args.num_transitions)
+        lineups, noise = args.lineups or default_lineups(game), TrainArgs.noise
+        if args.policy:
+            lineups, noise = (args.policy,), 0.0
+        data = collect_transitions(game, lineups, noise, args.num_transitions, np.random.SeedSequence(args.seed))
     print(f"[INFO] dataset size={len(data['end'])}, inferred n_agents={data['actions'].shape[1]}")
 
     # figures

@@ -17,14 +17,9 @@ goes to vae_ckpts/world_model__<unix time>/; test_obs_reward_model.py judges and
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import hashlib
 import json
-import os
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,27 +29,28 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-import tyro
+from torch import Tensor
 from tqdm import tqdm
 
 import envs
 from envs import ConfigError
-from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridEnv, GridGame, T
-from envs.roles import Seats
+from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
+from envs.recording import TRANSITIONS, collect_transitions, load_transitions, save_data
 from pretrain_vae import (
-    check_game,
     check_limits,
-    elapsed,
+    describe,
     fresh_folder,
-    game_part,
     load_weights,
+    main,
     mlp,
-    one_line,
+    newest,
     read_spec,
     save_checkpoint,
-)  # fmt: skip
+    since,
+    split_episodes,
+    write_metrics,
+)
 
-NUM_ENVS = 256  # at most, played at a time while data is made
 HERE, LEFT_BOARD = 4, 5  # outcomes of a player: moved 0 UP, 1 DOWN, 2 LEFT, 3 RIGHT; stands still; is gone
 IMPOSSIBLE = -1e9  # logit of what the rules exclude
 MAX_REWARD_VALUES = 512
@@ -105,20 +101,18 @@ class Args:
     """of Adam, annealed to 0 along a cosine"""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # networks
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Outcome(NamedTuple):
     """What a structured model says of one step, in the order in which the players were given."""
 
-    moves: torch.Tensor  # (B, N, 6) log-probabilities: UP, DOWN, LEFT, RIGHT, stands still, is gone
-    stays: torch.Tensor  # (B, H*W) probability that the item of a cell is still there (0 where there is none)
-    stays_logit: torch.Tensor  # (B, H*W) logits of the same, meaningful where `open` holds
-    open: torch.Tensor  # (B, H*W) bool: an item that could be taken, as somebody stands on it
-    reward: torch.Tensor  # (B, N, V) log-probabilities over the reward values
-    end: torch.Tensor  # (B,) logit that the episode ends
+    moves: Tensor  # (B, N, 6) log-probabilities: UP, DOWN, LEFT, RIGHT, stands still, is gone
+    stays: Tensor  # (B, H*W) probability that the item of a cell is still there (0 where there is none)
+    stays_logit: Tensor  # (B, H*W) logits of the same, meaningful where `open` holds
+    open: Tensor  # (B, H*W) bool: an item that could be taken, as somebody stands on it
+    reward: Tensor  # (B, N, V) log-probabilities over the reward values
+    end: Tensor  # (B,) logit that the episode ends
 
 
 class WorldModel(nn.Module):
@@ -128,17 +122,15 @@ class WorldModel(nn.Module):
         super().__init__()
         self.sizes, self.game = dict(sizes), game
         hidden, num_actions, num_cells = sizes["hidden"], game.num_actions, game.config.height * game.config.width
-        row, column = np.divmod(np.arange(num_cells), game.config.width)
-        around = []  # the 3x3 cells around each cell; num_cells stands for "off the board"
-        for dr in (-1, 0, 1):
-            for dc in (-1, 0, 1):
-                r, c = row + dr, column + dc
-                inside = (r >= 0) & (r < game.config.height) & (c >= 0) & (c < game.config.width)
-                around.append(np.where(inside, r * game.config.width + c, num_cells))
-        around = np.append(np.stack(around, 1), np.full((1, 9), num_cells), 0)
+        # the 3x3 cells around each cell; the index num_cells stands for "off the board"
+        board = np.pad(np.arange(num_cells).reshape(game.obs_shape[:2]), 1, constant_values=num_cells)
+        around = np.lib.stride_tricks.sliding_window_view(board, (3, 3)).reshape(num_cells, 9)
+        around = np.append(around, np.full((1, 9), num_cells), 0)
         self.register_buffer("around", torch.from_numpy(around), persistent=False)  # (H*W + 1, 9)
-        neighbours = np.append(game.grid.neighbours, np.full((1, 4), num_cells), 0)
-        self.register_buffer("neighbours", torch.from_numpy(neighbours), persistent=False)  # (H*W + 1, 4)
+        cell = np.arange(num_cells)[:, None]  # where UP, DOWN, LEFT, RIGHT, standing still and leaving lead to
+        targets = np.concatenate([game.grid.neighbours, cell, np.full_like(cell, num_cells)], 1)
+        targets = np.append(targets, np.full((1, 6), num_cells), 0)
+        self.register_buffer("targets", torch.from_numpy(targets), persistent=False)  # (H*W + 1, 6)
         patch = 9 * (2 + len(game.kinds) + num_actions)
         self.player_net = mlp(patch + num_actions, hidden, hidden)  # what goes on around a player
         self.item_net = mlp(patch, hidden, hidden)  # ... and around an item that somebody stands on
@@ -149,11 +141,11 @@ class WorldModel(nn.Module):
         self.end_head = mlp(16 + 3, 64, 1)
         self.register_buffer("reward_values", torch.tensor(sizes["reward_values"], dtype=torch.float32))
 
-    def forward(self, cells: torch.Tensor, board: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> Outcome:
+    def forward(self, cells: Tensor, board: Tensor, actions: Tensor, t: Tensor) -> Outcome:
         num_rows, num_players = cells.shape
         num_cells, num_actions = board.shape[1], self.game.num_actions
         gone = cells == GONE
-        place = torch.where(gone, num_cells, cells)  # (B, N), who left stands off the board
+        place = off_board(cells, num_cells)  # (B, N)
         acts = F.one_hot(actions, num_actions).float().masked_fill(gone[:, :, None], 0.0)
         # what each cell shows: inside, block, items, how many players do what there: (B, H*W + 1, F)
         doing = torch.zeros(num_rows, num_cells + 1, num_actions)
@@ -168,7 +160,7 @@ class WorldModel(nn.Module):
         patch = flat[first[:, :, None] + self.around[place]].flatten(2)  # (B, N, 9 F)
         seen = F.relu(self.player_net(torch.cat([patch, acts], 2)))
         padded = F.pad(board, (0, 1))
-        to = self.neighbours[place]  # (B, N, 4)
+        to = self.targets[place][:, :, :HERE]
         free = (to != place[:, :, None]) & (padded.gather(1, to.flatten(1)).view_as(to) != BLOCK) & ~gone[:, :, None]
         on_item = padded.gather(1, place) >= ITEM
         possible = torch.cat([free, ~gone[:, :, None], (on_item | gone)[:, :, None]], 2)
@@ -195,14 +187,14 @@ class WorldModel(nn.Module):
         end = self.end_head(torch.cat([facts, self.end_step(t.clamp(0, self.game.config.horizon))], 1))[:, 0]
         return Outcome(moves, stays, stays_logit, is_open, F.log_softmax(reward, 2), end)
 
-    def loss(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, batch: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
         """The parts of the loss, means over transitions; players that had left before are in none of them."""
         out = self(batch["cells"], batch["board"], batch["actions"], batch["t"])
         on_board = (batch["cells"] != GONE).float()
         num_rows, num_players = batch["cells"].shape
-        place = batch["cells"].clamp(min=0)
-        to = torch.cat([self.neighbours[place], place[:, :, None], torch.full((num_rows, num_players, 1), GONE)], 2)
-        outcome = (to == batch["next_cells"][:, :, None]).float()
+        num_cells = batch["board"].shape[1]
+        to = self.targets[off_board(batch["cells"], num_cells)]
+        outcome = (to == off_board(batch["next_cells"], num_cells)[:, :, None]).float()
         outcome[:, :, :HERE] *= 1 - outcome[:, :, HERE : HERE + 1]  # at the edge a move's target is the own cell
         moves = -(outcome * out.moves).sum(2) * on_board
         remains = (batch["next_board"] >= ITEM).float()
@@ -217,20 +209,17 @@ class WorldModel(nn.Module):
             "end": F.binary_cross_entropy_with_logits(out.end, batch["end"]),
         }
 
-    def soft_planes(self, cells: torch.Tensor, board: torch.Tensor, out: Outcome) -> torch.Tensor:
+    def soft_planes(self, cells: Tensor, board: Tensor, out: Outcome) -> Tensor:
         """(B, H, W, C) probabilities of the next planes, players in the order given."""
-        num_rows, num_players = cells.shape
         num_cells = board.shape[1]
-        place = torch.where(cells == GONE, num_cells, cells)
-        to = torch.cat([self.neighbours[place], place[:, :, None]], 2)
-        players = torch.zeros(num_rows, num_players, num_cells + 1)
-        players = players.scatter_add(2, to, out.moves[:, :, :LEFT_BOARD].exp())[:, :, :num_cells]
+        players = torch.zeros(*cells.shape, num_cells + 1)
+        players = players.scatter_add(2, self.targets[off_board(cells, num_cells)], out.moves.exp())[:, :, :num_cells]
         items = [(board == ITEM + kind) * out.stays for kind in range(len(self.game.kinds))]
         planes = torch.cat([players.transpose(1, 2), torch.stack([(board == BLOCK).float(), *items], 2)], 2)
-        return planes.view(num_rows, *self.game.obs_shape)
+        return planes.view(len(cells), *self.game.obs_shape)
 
     @torch.no_grad()
-    def predict(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> dict[str, torch.Tensor]:
+    def predict(self, obs: Tensor, actions: Tensor, t: Tensor) -> dict[str, Tensor]:
         """obs (B, H, W, C) and actions (B, N), both own first -> soft `planes` (B, H, W, C), `reward` and `end` (B,) of
         the focal player, and the most likely: `next_planes` 0/1, `reward_mode` (B,)."""
         cells, board = from_planes(obs, self.game)
@@ -244,10 +233,10 @@ class WorldModel(nn.Module):
             "next_planes": planes, "reward_mode": self.reward_values[chance.argmax(1)],
         }  # fmt: skip
 
-    def most_likely(self, cells: torch.Tensor, board: torch.Tensor, out: Outcome) -> tuple[torch.Tensor, torch.Tensor]:
-        place = cells.clamp(min=0)
-        to = torch.cat([self.neighbours[place], place[:, :, None], torch.full_like(place[:, :, None], GONE)], 2)
-        next_cells = to.gather(2, out.moves.argmax(2, keepdim=True))[:, :, 0]
+    def most_likely(self, cells: Tensor, board: Tensor, out: Outcome) -> tuple[Tensor, Tensor]:
+        to = self.targets[off_board(cells, board.shape[1])]
+        to = to.gather(2, out.moves.argmax(2, keepdim=True))[:, :, 0]
+        next_cells = torch.where(to == board.shape[1], GONE, to)
         return next_cells, torch.where((board >= ITEM) & (out.stays < 0.5), 0, board)
 
     @torch.no_grad()
@@ -275,7 +264,7 @@ class PlanesModel(nn.Module):
         self.next_planes = nn.Conv2d(hidden, planes, 1)
         self.pooled = mlp(hidden, hidden, 2)  # reward and end
 
-    def forward(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, obs: Tensor, actions: Tensor, t: Tensor) -> tuple[Tensor, ...]:
         planes = obs.float().permute(0, 3, 1, 2)  # (B, C, H, W)
         acts = F.one_hot(actions, self.game.num_actions).float()
         joint = torch.einsum("bnhw,bna->bnahw", planes[:, : self.game.num_players], acts).flatten(1, 2)
@@ -284,7 +273,7 @@ class PlanesModel(nn.Module):
         reward, end = self.pooled(body.mean((2, 3))).unbind(1)
         return self.next_planes(body).permute(0, 2, 3, 1), reward, end
 
-    def loss(self, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    def loss(self, batch: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
         """As seen by one player on the board, drawn anew for each transition."""
         viewer = torch.multinomial((batch["cells"] != GONE).float(), 1)[:, 0]
         order = (viewer[:, None] + torch.arange(batch["cells"].shape[1])) % batch["cells"].shape[1]
@@ -300,7 +289,7 @@ class PlanesModel(nn.Module):
         }
 
     @torch.no_grad()
-    def predict(self, obs: torch.Tensor, actions: torch.Tensor, t: torch.Tensor) -> dict[str, torch.Tensor]:
+    def predict(self, obs: Tensor, actions: Tensor, t: Tensor) -> dict[str, Tensor]:
         planes, reward, end = self(obs, actions, t)
         out = {"planes": planes, "reward": reward, "end": torch.sigmoid(end)}
         return out | {"next_planes": (planes > 0.5).float(), "reward_mode": reward}
@@ -309,38 +298,33 @@ class PlanesModel(nn.Module):
     def imagine(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As the structured model's: rounded planes seen by the first player on the board, rewards each by its own."""
         cells, board, t = from_states(states, self.game)
-        acts = torch.from_numpy(np.ascontiguousarray(actions, np.int64))
-        num_players = self.game.num_players
-        first = (cells != GONE).float().argmax(1)
-        next_cells, next_board, over = cells.clone(), board.clone(), torch.zeros(len(cells), dtype=torch.bool)
-        reward = torch.zeros(cells.shape)
-        for viewer in range(num_players):
-            order = [(viewer + k) % num_players for k in range(num_players)]
-            out = self.predict(to_planes(cells[:, order], board, self.game), acts[:, order], t)
-            reward[:, viewer] = torch.where(cells[:, viewer] != GONE, out["reward"], 0.0)
-            chance, where = out["planes"][..., :num_players].flatten(1, 2).max(1)  # (B, N): one cell at most
-            seen = torch.where(chance > 0.5, where, GONE)
-            contents = out["next_planes"][..., num_players:].flatten(1, 2)  # (B, H*W, 1 + K)
-            code = torch.where(contents.amax(2) > 0, contents.argmax(2) + BLOCK, 0)
-            mine = first == viewer
-            next_cells[mine] = seen[mine][:, [(k - viewer) % num_players for k in range(num_players)]]
-            next_board[mine], over[mine] = code[mine], (out["end"] > 0.5)[mine]
+        num_rows, num_players = cells.shape
+        each, seats = torch.arange(num_rows), torch.arange(num_players)
+        order = (seats[:, None] + seats) % num_players  # (viewer, N): own first
+        joint = torch.from_numpy(np.ascontiguousarray(actions, np.int64))[:, order].flatten(0, 1)
+        obs = to_planes(cells[:, order].flatten(0, 1), board.repeat_interleave(num_players, 0), self.game)
+        out = self.predict(obs, joint, t.repeat_interleave(num_players))
+        out = {name: values.unflatten(0, (num_rows, num_players)) for name, values in out.items()}
+        reward = torch.where(cells != GONE, out["reward"], 0.0)
+        viewer = (cells != GONE).float().argmax(1)
+        chance, where = out["planes"][each, viewer, ..., :num_players].flatten(1, 2).max(1)  # one cell at most
+        next_cells = torch.where(chance > 0.5, where, GONE).gather(1, (seats - viewer[:, None]) % num_players)
+        contents = out["next_planes"][each, viewer, ..., num_players:].flatten(1, 2)  # (B, H*W, 1 + K)
+        next_board = torch.where(contents.amax(2) > 0, contents.argmax(2) + BLOCK, 0)
         next_cells[cells == GONE] = GONE
-        return to_states(states, next_cells, next_board), reward.numpy(), over.numpy()
+        return to_states(states, next_cells, next_board), reward.numpy(), (out["end"][each, viewer] > 0.5).numpy()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # states, planes, and rollouts on imagined boards
-# ---------------------------------------------------------------------------------------------------------------------
 
 
-def from_states(states: np.ndarray, game: GridGame) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def from_states(states: np.ndarray, game: GridGame) -> tuple[Tensor, Tensor, Tensor]:
     """State rows -> cells (B, N), board codes (B, H*W), t (B,)."""
     rows = torch.from_numpy(np.asarray(states, np.int64))
     return rows[:, PLAYERS : PLAYERS + game.num_players], rows[:, PLAYERS + game.num_players :], rows[:, T]
 
 
-def to_states(states: np.ndarray, next_cells: torch.Tensor, next_board: torch.Tensor) -> np.ndarray:
+def to_states(states: np.ndarray, next_cells: Tensor, next_board: Tensor) -> np.ndarray:
     out = np.array(states, np.int16)
     out[:, T] += 1
     out[:, PLAYERS : PLAYERS + next_cells.shape[1]] = next_cells.numpy()
@@ -348,21 +332,35 @@ def to_states(states: np.ndarray, next_cells: torch.Tensor, next_board: torch.Te
     return out
 
 
-def from_planes(obs: torch.Tensor, game: GridGame) -> tuple[torch.Tensor, torch.Tensor]:
+def from_planes(obs: Tensor, game: GridGame) -> tuple[Tensor, Tensor]:
     """Planes (B, H, W, C) -> cells (B, N) in the order of the planes, board codes (B, H*W)."""
     flat = obs.flatten(1, 2).long()  # (B, H*W, C)
     present, cell = flat[:, :, : game.num_players].max(1)
     return torch.where(present > 0, cell, GONE), flat[:, :, game.num_players :] @ torch.arange(1, 2 + len(game.kinds))
 
 
-def to_planes(cells: torch.Tensor, board: torch.Tensor, game: GridGame) -> torch.Tensor:
+def to_planes(cells: Tensor, board: Tensor, game: GridGame) -> Tensor:
     """The reverse: (B, H, W, C) float of 0/1, players in the order given (also for a viewer that left)."""
     players = F.one_hot(cells + 1, board.shape[1] + 1)[:, :, 1:].transpose(1, 2)
     planes = torch.cat([players, F.one_hot(board, 2 + len(game.kinds))[:, :, 1:]], 2)
     return planes.view(len(cells), *game.obs_shape).float()
 
 
-def is_empty(cells: torch.Tensor, board: torch.Tensor) -> torch.Tensor:
+def off_board(cells: Tensor, num_cells: int) -> Tensor:
+    """Cells with GONE as an index beyond the board."""
+    return torch.where(cells == GONE, num_cells, cells)
+
+
+def tensors(data: dict[str, np.ndarray], game: GridGame) -> dict[str, Tensor]:
+    """Columns of recorded transitions as a batch to learn from."""
+    cells, board, t = from_states(data["states"], game)
+    next_cells, next_board, _ = from_states(data["next_states"], game)
+    batch = {"cells": cells, "board": board, "t": t, "next_cells": next_cells, "next_board": next_board}
+    batch |= {"actions": torch.from_numpy(data["actions"]), "reward": torch.from_numpy(data["reward"])}
+    return batch | {"end": torch.from_numpy(data["end"]).float()}
+
+
+def is_empty(cells: Tensor, board: Tensor) -> Tensor:
     """(B,) bool: no player or no item is left, so by any rules the episode is over."""
     return (cells == GONE).all(1) | ~(board >= ITEM).any(1)
 
@@ -414,102 +412,7 @@ def rollout(model: WorldModel | PlanesModel, states: np.ndarray, policies: Polic
     return Imagined(*columns)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# data
-# ---------------------------------------------------------------------------------------------------------------------
-
-COLUMNS = {
-    "states": np.int16,  # (M, L) as in envs/grid.py
-    "actions": np.int64,  # (M, N), STAY of who left
-    "next_states": np.int16,  # (M, L)
-    "reward": np.float32,  # (M, N)
-    "end": np.bool_,  # (M,) the episode ended with this step
-    "episode": np.int64,  # (M,)
-}
-
-
-def play(env: GridEnv, seats: Seats, noise: float, num: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """`num` transitions of running episodes, as data columns; episodes are numbered from 0."""
-    episode, next_episode = np.arange(env.num_envs), env.num_envs
-    steps = []
-    for _ in range(-(-num // env.num_envs)):
-        states = env.states.copy()
-        actions, other = seats.act(), (generator.random(env.legal.shape) * env.legal).argmax(2)
-        actions = np.where((generator.random(other.shape) < noise) & env.alive, other, actions)
-        after = env.game.simulate(states, actions)  # the env itself goes on to the next episode where this one ends
-        _, _, _, _, info = env.step(actions)
-        seats.watch(actions, info)
-        done = info["done"].copy()
-        steps.append((states, actions, after.states, after.reward, done, episode.copy()))
-        episode[done] = next_episode + np.arange(done.sum())
-        next_episode += int(done.sum())
-    return {name: np.concatenate(values)[:num] for name, values in zip(COLUMNS, zip(*steps, strict=True), strict=True)}
-
-
-def collect(args: Args, game: GridGame, seeds: np.random.SeedSequence, num: int) -> dict[str, Any]:
-    """`num` transitions in equal shares of the line-ups (and of the trained policy), with `noise`."""
-    generator, parts, first_episode = np.random.default_rng(seeds), [], 0
-    lineups = [*(args.lineups or ("random", "mix", *game.seekers)), *([args.policy] if args.policy else [])]
-    for k, lineup in enumerate(lineups):
-        env_seed, seats_seed = (int(seed) for seed in generator.integers(2**31, size=2))
-        roles = lineup.split(",") * (1 if "," in lineup else game.num_players)
-        if len(roles) != game.num_players:
-            raise ConfigError(f"line-up '{lineup}' has {len(roles)} roles; {game.env_id} needs 1 or {game.num_players}")
-        share = num * (k + 1) // len(lineups) - num * k // len(lineups)
-        env = GridEnv(game, max(1, min(NUM_ENVS, share // 40)), env_seed)  # long enough to hold whole episodes
-        part = play(env, Seats(env, roles, None, seats_seed), args.noise, share, generator)
-        part["episode"] += first_episode
-        first_episode = part["episode"].max() + 1
-        paid = (part["reward"] != game.config.time_reward).any(1).mean()
-        episodes = len(np.unique(part["episode"]))
-        print(f"[DATA]   {lineup}: {share} transitions of {episodes} episodes, {paid:.1%} with a reward")
-        parts.append(part)
-    data = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
-    return data | {"meta": {"kind": "transitions", "obs_is_state": False, **game_part(game.spec())}}
-
-
-def save_data(path: Path, data: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
-    arrays = {name: data[name].astype(np.int8 if name == "actions" else data[name].dtype) for name in COLUMNS}
-    np.savez_compressed(temporary, meta=np.array(json.dumps(data["meta"])), **arrays)
-    temporary.replace(path)
-
-
-def load_data(path: str | Path, game: GridGame) -> dict[str, Any]:
-    """Read and check a data file; ConfigError in one sentence if it cannot be used here."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            meta = json.loads(str(file["meta"]))
-            data = {name: file[name].astype(dtype) for name, dtype in COLUMNS.items()}
-    except FileNotFoundError:
-        raise ConfigError(f"data file '{path}' does not exist") from None
-    except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"data file '{path}' cannot be read: {one_line(error)}") from None
-    if not isinstance(meta, dict) or meta.get("kind") != "transitions":
-        raise ConfigError(f"data file '{path}' is no data of train_world_model.py")
-    check_game(f"data file '{path}'", meta, game.spec(), False)
-    num, seats, size = len(data["end"]), game.num_players, game.state_size
-    shapes = {"states": (num, size), "next_states": (num, size), "actions": (num, seats), "reward": (num, seats)}
-    shapes |= {"end": (num,), "episode": (num,)}
-    if num == 0 or any(data[name].shape != shape for name, shape in shapes.items()):
-        raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
-    cells = game.config.height * game.config.width
-    for name in ("states", "next_states"):
-        players, board = data[name][:, PLAYERS : PLAYERS + seats], data[name][:, PLAYERS + seats :]
-        good = (players >= GONE) & (players < cells)
-        good = good.all() and ((board >= 0) & (board < ITEM + len(game.kinds))).all()
-        if not good or not ((data[name][:, T] >= 0) & (data[name][:, T] <= game.config.horizon)).all():
-            raise ConfigError(f"data file '{path}' is damaged: column '{name}' has cells that cannot be")
-    known = ((data["actions"] >= 0) & (data["actions"] < game.num_actions)).all()
-    if not known or not np.isfinite(data["reward"]).all() or not game.alive(data["states"]).any(1).all():
-        raise ConfigError(f"data file '{path}' is damaged: unknown actions, empty boards or infinite rewards")
-    return data | {"meta": meta}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # evaluation
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def views(data: dict[str, Any], game: GridGame, chunk: int = 4096):
@@ -521,17 +424,15 @@ def views(data: dict[str, Any], game: GridGame, chunk: int = 4096):
             rows = rows_on[lo : lo + chunk]
             cells, board, t = from_states(data["states"][rows], game)
             next_cells, next_board, _ = from_states(data["next_states"][rows], game)
-            yield rows, {
-                "obs": to_planes(cells[:, order], board, game),
-                "next_obs": to_planes(next_cells[:, order], next_board, game),
-                "actions": torch.from_numpy(data["actions"][rows][:, order]),
-                "t": t,
-                "reward": torch.from_numpy(data["reward"][rows, viewer]),
-                "end": torch.from_numpy(data["end"][rows]),
-            }
+            view = {"obs": to_planes(cells[:, order], board, game), "t": t}
+            view["next_obs"] = to_planes(next_cells[:, order], next_board, game)
+            view["actions"] = torch.from_numpy(data["actions"][rows][:, order])
+            view["reward"] = torch.from_numpy(data["reward"][rows, viewer])
+            view["end"] = torch.from_numpy(data["end"][rows])
+            yield rows, view
 
 
-def impossible(before: torch.Tensor, after: torch.Tensor, game: GridGame) -> torch.Tensor:
+def impossible(before: Tensor, after: Tensor, game: GridGame) -> Tensor:
     """(B,) bool: 0/1 planes `after` cannot follow `before`: somebody is in two cells, jumped, entered a block, came
     back, or vanished where there was nothing to take; a block changed; an item appeared."""
     seats = game.num_players
@@ -629,9 +530,7 @@ def show(title: str, scores: dict[str, Any]) -> str:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # checkpoints
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def make_model(sizes: dict[str, Any], game: GridGame) -> WorldModel | PlanesModel:
@@ -641,45 +540,33 @@ def make_model(sizes: dict[str, Any], game: GridGame) -> WorldModel | PlanesMode
 def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None) -> tuple[WorldModel | PlanesModel, dict[str, Any]]:
     """A trained model (in eval mode) and its spec. With `spec` of the env at hand, refuses one made for another."""
     folder = Path(folder)
-    found = read_spec(folder, "world_model")
-    if spec is not None:
-        check_game("checkpoint", found, spec, False)
+    found = read_spec(folder, "world_model", spec)
     sizes, config = found.get("sizes"), found.get("config")
     values = sizes.get("reward_values") if isinstance(sizes, dict) else None
-    good = isinstance(values, list) and 0 < len(values) <= MAX_REWARD_VALUES and isinstance(config, dict)
+    good = isinstance(values, list) and 0 < len(values) <= MAX_REWARD_VALUES
     good = good and all(type(value) in (int, float) and abs(value) < 1e9 for value in values)
     good = good and type(sizes.get("planes")) is bool and type(sizes.get("hidden")) is int
     if not good or not 0 < sizes["hidden"] <= 8192:
         raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
-    board = [config.get(name) for name in ("height", "width", "num_players")]
+    board = [config.get(name) for name in ("height", "width", "num_players")] if isinstance(config, dict) else [None]
     if not all(type(size) is int and 0 < size <= 1000 for size in board):
         raise ConfigError(f"'{folder / 'spec.json'}' has no usable board: {str(config)[:200]}")
+    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     game = envs.game(str(found.get("env_id")), **settings)
-    with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
-        tensors = load_weights(make_model(sizes, game), folder / "weights.safetensors")
-    model = make_model(sizes, game)
-    model.load_state_dict(tensors)
-    return model.eval(), found
+    return load_weights(lambda: make_model(sizes, game), folder / "weights.safetensors"), found
 
 
 def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bool | None = False) -> Path | None:
     """The newest checkpoint under `out_dir` that fits this env (any, without `spec`) and model (planes=None: any)."""
-    for folder in sorted(Path(out_dir).glob("world_model__*"), reverse=True):
-        try:
-            found = read_spec(folder, "world_model")
-            if spec is not None:
-                check_game("checkpoint", found, spec, False)
-            if planes in (None, found["sizes"]["planes"]) and (folder / "weights.safetensors").exists():
-                return folder
-        except (ConfigError, KeyError, TypeError):
-            continue
-    return None
+    folders = Path(out_dir).glob("world_model__*")
+    return newest(folders, lambda f: planes in (None, read_spec(f, "world_model", spec)["sizes"]["planes"]))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # training
-# ---------------------------------------------------------------------------------------------------------------------
+
+
+def default_lineups(game: GridGame) -> tuple[str, ...]:
+    return ("random", "mix", *game.seekers)
 
 
 LIMITS = {
@@ -692,7 +579,7 @@ def train(args: Args) -> Path:
     """The whole experiment; returns the folder of the checkpoint."""
     check_limits(args, LIMITS)
     torch.set_num_threads(args.torch_threads)
-    start, start_cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter(), time.process_time()
 
     # seeding
     play_seed, split_seed, torch_seed = np.random.SeedSequence(args.seed).spawn(3)
@@ -707,37 +594,23 @@ def train(args: Args) -> Path:
 
     # data
     if args.data:
-        data = load_data(args.data, game)
+        data = load_transitions(args.data, game)
     else:
         print(f"[DATA] {args.env_id}: playing {args.num_transitions} transitions")
-        data = collect(args, game, play_seed, args.num_transitions)
+        lineups = [*(args.lineups or default_lineups(game)), *([args.policy] if args.policy else [])]
+        data = collect_transitions(game, lineups, args.noise, args.num_transitions, play_seed)
     folder = fresh_folder(args.out_dir, "world_model")
     if not args.data:
-        path = Path(args.out_dir) / "data" / f"{args.env_id}__{folder.name}.npz"
-        save_data(path, data)
-        print(f"[DATA] saved {path}")
-
-    # split by episode
-    episodes = np.random.default_rng(split_seed).permutation(np.unique(data["episode"]))
-    num_val = max(1, round(args.val_share * len(episodes)))
-    if num_val == len(episodes):
-        raise ConfigError("there is only one episode; validation needs another")
-    in_val = np.isin(data["episode"], episodes[:num_val])
-    held_out = {name: data[name][in_val] for name in COLUMNS}
-    train_states, train_next = data["states"][~in_val], data["next_states"][~in_val]
-    cells, board, t = from_states(train_states, game)
-    next_cells, next_board, _ = from_states(train_next, game)
-    train_batch = {
-        "cells": cells, "board": board, "t": t, "actions": torch.from_numpy(data["actions"][~in_val]),
-        "next_cells": next_cells, "next_board": next_board, "reward": torch.from_numpy(data["reward"][~in_val]),
-        "end": torch.from_numpy(data["end"][~in_val]).float(),
-    }  # fmt: skip
-    paid = data["reward"][~in_val][game.alive(train_states)]
-    values = np.unique(paid.astype(np.float64).round(4))
+        save_data(Path(args.out_dir) / "data" / f"{args.env_id}__{folder.name}.npz", data)
+    in_val = split_episodes(data["episode"], args.val_share, split_seed)
+    held_out = {name: data[name][in_val] for name in TRANSITIONS}
+    train_batch = tensors({name: data[name][~in_val] for name in TRANSITIONS}, game)
+    paid = train_batch["reward"][train_batch["cells"] != GONE].double().numpy()
+    values = np.unique(paid.round(4))
     if len(values) > MAX_REWARD_VALUES:
         raise ConfigError(f"{args.env_id} paid {len(values)} different rewards, more than {MAX_REWARD_VALUES}")
-    num = len(cells)
-    print(f"[DATA] train {num}, held out {in_val.sum()} transitions of {num_val} episodes; {len(values)} reward values")
+    num = len(train_batch["end"])
+    print(f"[DATA] train {num}, held out {in_val.sum()} transitions of other episodes; {len(values)} reward values")
 
     # network
     sizes = {"planes": args.planes, "hidden": args.hidden, "reward_values": [round(float(v), 4) for v in values]}
@@ -766,7 +639,7 @@ def train(args: Args) -> Path:
         model.eval()
         scores = judge(model, held_out)
         print(show(f"WM epoch {epoch}", scores))
-        row = {"epoch": epoch, "wall_time": time.perf_counter() - start, "cpu_time": time.process_time() - start_cpu}
+        row = dict(zip(("epoch", "wall_time", "cpu_time"), (epoch, *since(start)), strict=True))
         row |= {f"losses/{name}": value for name, value in sums.items()}
         history.append(row | {f"wm/{name}": value for name, value in scores.items() if isinstance(value, float)})
     growth = error_growth(model, held_out)
@@ -775,29 +648,15 @@ def train(args: Args) -> Path:
         print(f"[WM] {growth['runs'][0]} imagined runs, exact all the way after 1..10 steps: {shares}")
     for value, figures in scores["reward_by_value"].items():
         print(f"[WM] reward {value}: {figures['count']} times, MSE {figures['mse']:.2e}, exact {figures['exact']:.4f}")
-    with open(folder / "metrics.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(history[0]))
-        writer.writeheader()
-        writer.writerows(history)
+    write_metrics(folder / "metrics.csv", history)
 
     # checkpoint
-    checkpoint = {"kind": "world_model", "script": Path(__file__).name, "num_actions": game.num_actions}
-    checkpoint |= {"obs_is_state": False, **game_part(game.spec()), "sizes": sizes}
     scores = json.loads(json.dumps({**scores, "imagined": growth}), parse_constant=lambda _: None)
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    checkpoint |= {"scores": scores, "args": dataclasses.asdict(args), "code_version": version}
-    save_checkpoint(folder, model, checkpoint)
-    print(f"[DONE] {elapsed(start, start_cpu)}; checkpoint {folder}")
+    about = describe("world_model", __file__, args, game.spec())
+    save_checkpoint(folder, model, about | {"sizes": sizes, "scores": scores})
+    print("[DONE] {:.0f} s ({:.0f} s of one core); checkpoint {}".format(*since(start), folder))
     return folder
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # progress shows at once in a log file, too
-    try:
-        train(tyro.cli(Args))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except FloatingPointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+    main(train, Args)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import envs
 import pretrain_vae as pv
-from envs import ConfigError
+from envs import ConfigError, recording
 from envs.players import RulePlayers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,8 +30,8 @@ def sizes(**changes):
 def small_play(env_id=ID, lineup=("mix",) * 4, num_envs=40, seed=3, **overrides):
     game = envs.game(env_id, **overrides)
     env = envs.make(env_id, num_envs=num_envs, **overrides)
-    data = pv.play_episodes(env, game, lineup, seed, pv.Args())
-    return game, data | {"meta": {"roles": ["random", "fix", *game.seekers]}}
+    data = recording.play_episodes(env, game, lineup, seed)
+    return game, data
 
 
 def run(script, *args, cwd):
@@ -72,7 +72,7 @@ def test_hindsight_by_hand():
         "episode": np.zeros(7, int), "player": np.array([0, 0, 0, 0, 1, 1, 1]), "obs": np.arange(7)[:, None],
         "action": np.array([0, 5, 1, 6, 2, 5, 4]), "taken": np.array([0, 0, 0, 2, 0, 0, 0]),
     }  # fmt: skip
-    pv.add_hindsight(data, 0)
+    recording.add_hindsight(data, 0)
     assert data["goal_row"].tolist() == [3, 3, 3, 3, 5, 5, -1]
     assert data["hunt"].tolist() == [2, 2, 2, 2, 1, 1, 0]
     assert not data["repeat"].any()
@@ -83,7 +83,7 @@ def test_repeats_are_marked_only_within_one_player():
         "episode": np.array([0, 0, 0, 1]), "player": np.array([0, 0, 1, 1]), "action": np.array([5, 5, 5, 5]),
         "taken": np.zeros(4, int), "obs": np.zeros((4, 2)),
     }  # fmt: skip
-    pv.add_hindsight(data, 0)
+    recording.add_hindsight(data, 0)
     assert data["repeat"].tolist() == [False, True, False, False]
 
 
@@ -104,17 +104,16 @@ def test_rule_probabilities_are_those_of_the_players(env_id, blocks, roles):
         players = RulePlayers(game, (role, *(None,) * (game.num_players - 1)), len(many), 1)
         actions = players.act(game.observe(many), game.legal(many), np.zeros(len(many), np.int32))[:, 0]
         seen = np.stack([np.bincount(a, minlength=game.num_actions) for a in actions.reshape(25, draws)]) / draws
-        chances = pv.rule_probabilities(game, role, obs, legal)
+        chances = recording.rule_probabilities(game, role, obs, legal)
         assert ((seen > 0) <= (chances > 0)).all(), role
         assert np.abs(seen - chances).max() < 0.09, role  # 4.4 standard deviations
 
 
 def test_ceilings_are_ordered_and_exact_for_a_random_player():
     game, data = small_play(lineup=("ns", "nh", "nh", "random"), num_envs=200)
-    top = pv.ceilings(data, game)
+    top = recording.ceilings(data, game)
     means = {name: top[name].mean() for name in pv.KNOWLEDGE}
-    assert means["prior"] <= means["history"] + 0.01 <= means["known"] + 0.02
-    assert means["prior"] <= means["state"] + 1e-9
+    assert means["state"] <= means["history"] + 0.01 <= means["known"] + 0.02
     is_random = data["role"] == 0
     assert np.allclose(top["known"][is_random], 1 / data["legal"][is_random].sum(1))
     # no guesser that knows the roles beats the ceiling by more than luck
@@ -193,7 +192,7 @@ def save(folder, env_id=ID, obs_is_state=False, **changes):
     shape = list(spec.state_shape if obs_is_state else spec.obs_shape)
     model = pv.GoalVAE(sizes(obs_shape=shape, obs_is_state=obs_is_state, num_players=spec.num_players, **changes))
     folder.mkdir(parents=True)
-    about = {"kind": "goal_vae", "obs_is_state": obs_is_state, **pv.game_part(spec), "sizes": model.sizes}
+    about = {"kind": "goal_vae", "obs_is_state": obs_is_state, **recording.game_part(spec), "sizes": model.sizes}
     pv.save_checkpoint(folder, model, about)
     return model
 
@@ -261,6 +260,8 @@ def damage(folder, how):
         about["sizes"]["dim"] = "16"
     elif how == "no sizes":
         about["sizes"] = [1, 2]
+    elif how == "settings of a wrong type":
+        about |= {"obs_is_state": "no", "obs_shape": 7, "state_shape": "a\nb"}
     elif how == "other kind":
         about["kind"] = {"x": 1}
     spec.write_text(json.dumps(about))
@@ -276,7 +277,8 @@ def damage(folder, how):
     "how",
     [
         *("truncated", "empty", "pickle", "huge header", "no weights", "nan", "other sizes", "sizes of a wrong type"),
-        *("sizes that would fill the memory", "no sizes", "other kind", "no json", "nested json", "no spec"),
+        *("sizes that would fill the memory", "no sizes", "settings of a wrong type", "other kind"),
+        *("no json", "nested json", "no spec"),
     ],
 )
 def test_damaged_and_hostile_checkpoints_end_in_one_sentence(tmp_path, how):
@@ -290,17 +292,19 @@ def test_damaged_and_hostile_checkpoints_end_in_one_sentence(tmp_path, how):
 def test_damaged_and_hostile_data_files_end_in_one_sentence(tmp_path):
     game, data = small_play(num_envs=5)
     spec = game.spec()
-    data["meta"] |= {"kind": "play", "obs_is_state": False, **pv.game_part(spec)}
+    data["meta"] = {"kind": "play", "obs_is_state": False, **recording.game_part(spec)}
     path = tmp_path / "data.npz"
-    pv.save_data(path, data)
-    again = pv.load_data(path, spec)
-    assert all((again[name] == data[name]).all() for name in pv.COLUMNS)
+    recording.save_data(path, data)
+    again = recording.load_play(path, spec)
+    assert all((again[name] == data[name]).all() for name in recording.PLAY)
     good = dict(np.load(path))
     bad = {
         "pickle": good | {"action": np.array([{"a": 1}], dtype=object)},
         "short": good | {"action": good["action"][:-1]},
         "action": good | {"action": good["action"] + 50},
         "goal": good | {"goal_row": good["goal_row"] + 10**6},
+        "no hunt": good | {"goal_row": np.flatnonzero(good["action"] < 5)[good["goal_row"] * 0]},
+        "role": good | {"role": good["role"] + 9},
         "illegal": good | {"legal": ~good["legal"]},
         "meta": good | {"meta": np.array("[]")},
         "missing": {name: value for name, value in good.items() if name != "t"},
@@ -311,10 +315,12 @@ def test_damaged_and_hostile_data_files_end_in_one_sentence(tmp_path):
     (tmp_path / "text.npz").write_text("hello")
     for name in (*bad, "half", "text", "absent"):
         with pytest.raises(ConfigError) as error:
-            pv.load_data(tmp_path / f"{name}.npz", spec)
+            recording.load_play(tmp_path / f"{name}.npz", spec)
         assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="this run uses msd-4x4"):
-        pv.load_data(path, envs.spec("msd-4x4"))
+    with pytest.raises(ConfigError, match=r"was recorded on msh-4h1s-4x4, this run uses msd-4x4"):
+        recording.load_play(path, envs.spec("msd-4x4"))
+    with pytest.raises(ConfigError, match="does not hold transitions"):
+        recording.load_transitions(path, game)
 
 
 # the script ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pretrain_vae as pv
 import train_world_model as wm
 from envs import ConfigError
 from envs.grid import GONE, PLAYERS, STAY, GridEnv, T
+from envs.recording import load_transitions, play_transitions
 from envs.roles import Seats
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,8 @@ def untrained(game, planes=False, seed=0, scale=3.0):
 
 def transitions(game, num=600, lineup="mix", seed=1, noise=0.2):
     env = GridEnv(game, 32, seed)
-    return wm.play(env, Seats(env, [lineup] * game.num_players, None, seed), noise, num, np.random.default_rng(seed))
+    seats = Seats(env, [lineup] * game.num_players, None, seed)
+    return play_transitions(env, seats, noise, num, np.random.default_rng(seed))
 
 
 def random_policy(seed=0):
@@ -157,11 +159,8 @@ def test_players_that_left_are_in_no_loss():
     assert some.sum() > 20
 
     def parts(data):
-        cells, board, t = wm.from_states(data["states"][some], game)
-        next_cells, next_board, _ = wm.from_states(data["next_states"][some], game)
-        batch = {"cells": cells, "board": board, "t": t, "next_cells": next_cells, "next_board": next_board}
-        batch |= {"actions": torch.from_numpy(data["actions"][some]), "reward": torch.from_numpy(data["reward"][some])}
-        return model.loss(batch | {"end": torch.from_numpy(data["end"][some]).float()}, torch.ones(7))
+        batch = wm.tensors({name: column[some] for name, column in data.items()}, game)
+        return model.loss(batch, torch.ones(7))
 
     changed = {name: array.copy() for name, array in data.items()}
     left = ~game.alive(data["states"])
@@ -172,13 +171,7 @@ def test_players_that_left_are_in_no_loss():
 
 def test_channel_weights_change_the_loss_they_name():
     game = envs.game(ID)
-    data = transitions(game)
-    cells, board, t = wm.from_states(data["states"], game)
-    next_cells, next_board, _ = wm.from_states(data["next_states"], game)
-    batch = {"cells": cells, "board": board, "t": t, "next_cells": next_cells, "next_board": next_board}
-    batch |= {"actions": torch.from_numpy(data["actions"]), "reward": torch.from_numpy(data["reward"])}
-    batch |= {"end": torch.from_numpy(data["end"]).float()}
-    model = untrained(game)
+    model, batch = untrained(game), wm.tensors(transitions(game), game)
     one = model.loss(batch, torch.ones(7))
     two = model.loss(batch, torch.tensor([2.0, 2, 2, 2, 1, 1, 1]))
     assert torch.allclose(two["moves"], 2 * one["moves"]) and torch.equal(two["items"], one["items"])
@@ -287,7 +280,7 @@ def test_data_files_are_checked(trained, tmp_path):
     folder, _ = trained
     (path,) = (folder.parent / "data").glob("*.npz")
     game = envs.game(ID)
-    data = wm.load_data(path, game)
+    data = load_transitions(path, game)
     assert len(data["end"]) == 4000 and set(np.unique(data["states"][:, T])) <= set(range(35))
     good = dict(np.load(path))
     bad = {
@@ -301,10 +294,10 @@ def test_data_files_are_checked(trained, tmp_path):
     (tmp_path / "half.npz").write_bytes(path.read_bytes()[:2000])
     for name in (*bad, "half", "absent"):
         with pytest.raises(ConfigError) as error:
-            wm.load_data(tmp_path / f"{name}.npz", game)
+            load_transitions(tmp_path / f"{name}.npz", game)
         assert "\n" not in str(error.value)
     with pytest.raises(ConfigError, match="this run uses msd-4x4"):
-        wm.load_data(path, envs.game("msd-4x4"))
+        load_transitions(path, envs.game("msd-4x4"))
 
 
 def test_tester_prints_and_draws(trained, tmp_path):
