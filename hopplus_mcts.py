@@ -25,6 +25,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -317,6 +318,7 @@ class Weights(NamedTuple):
 
     embedding: np.ndarray  # (P, ids, 2H)
     time: np.ndarray  # (P, 2H)
+    goals: np.ndarray  # (P, (N-1) G, 2H)
     actor: np.ndarray  # (P, H, H)
     critic: np.ndarray  # (P, H, H)
     actor_bias: np.ndarray  # (P, H)
@@ -341,6 +343,7 @@ def weights_of(agent: Agent, moa: OpponentModel, things: Things) -> Weights:
     own = [
         agent.embedding,
         agent.time[:, 0],
+        agent.goals,
         agent.actor,
         agent.critic,
         agent.actor_bias[:, 0],
@@ -573,7 +576,9 @@ def expand(grid, weights, trees, roots, perfect, m, node, work):
     for k in range(grid.num_players - 1):
         player = (focal + 1 + k) % grid.num_players
         probs = trees.others[m, node, k]
-        known = roots.code[m, k] == AIMLESS or is_there(grid, state, roots.cell[m, k], roots.code[m, k])
+        code, cell = roots.code[m, k], roots.cell[m, k]
+        known = state[PLAYERS + player] != GONE  # who left has a hidden goal, as at the roots
+        known = known and (code == AIMLESS or is_there(grid, state, cell, code))
         own = roots.own_bias[m, k, 0 if known else 1]
         for h in range(bias.shape[0]):
             bias[h] += own[h]
@@ -583,14 +588,14 @@ def expand(grid, weights, trees, roots, perfect, m, node, work):
         if perfect:  # the raw policy of the player itself; its own beliefs are not known here
             net, hidden = min(player, weights.actor.shape[0] - 1), work.blind
             hidden[:] = 0.0
-            for j in range(grid.num_players - 1):
+            size = weights.goals.shape[1] // (grid.num_players - 1)
+            for j in range(grid.num_players - 1):  # the flag of a hidden goal, in that player's own net
                 for h in range(hidden.shape[0]):
-                    hidden[h] += roots.own_bias[m, j, 1, h]
+                    hidden[h] += weights.goals[net, (j + 1) * size - 2, h]
             policy_value(grid, weights, state, work, count, player, net, hidden, probs)
         else:
-            code = roots.code[m, k] if known else HIDDEN
             moa_bias = roots.moa_bias[m, k, 0 if known else 1]
-            opponent_probs(grid, weights, state, work, count, player, code, moa_bias, probs)
+            opponent_probs(grid, weights, state, work, count, player, code if known else HIDDEN, moa_bias, probs)
         for action in range(1, probs.shape[0]):
             probs[action] += probs[action - 1]
     prior = trees.prior[m, node]
@@ -972,7 +977,7 @@ class Mind:
         return there
 
     def open_prior(self, there: np.ndarray) -> np.ndarray:
-        """(B, N, K) first beliefs of an episode, were nothing known of the player: mostly the inference network's, but a
+        """(B, N, K) first beliefs of an episode, were nothing known of the player: mostly the reader's, but a
         share of `open_mind` goes to all kinds of goals that are there alike, and `aimless_prior` to none."""
         args, kinds = self.args, self.kinds_of_goals()[:, :-1, :-1]  # (B, K - 1, kinds)
         prior = (self.prior[..., :-1] + 1e-6) * there[:, None, :-1]
@@ -1208,14 +1213,15 @@ def heading_for(action, taken, alive, done, value, args: Args, rng: np.random.Ge
 def goals_of(steps: np.ndarray, obs: np.ndarray, action: np.ndarray, mind: Mind) -> np.ndarray:
     """(T, B, N, G) goal vectors of the states at `steps`; hidden where unknown."""
     goals = np.tile(mind.hidden_goal, (*steps.shape, 1))
-    step, env_row, player = np.nonzero(steps >= 0)
+    known = steps >= 0
+    if mind.args.goal_mode == "oracle":  # a kind is known from a hunt alone
+        known &= np.take_along_axis(action, np.maximum(steps, 0), 0) >= FIRST_INTERACTION
+    step, env_row, player = np.nonzero(known)
     at = steps[step, env_row, player]
     if mind.args.goal_mode == "none" or not len(step):
         return goals
     if mind.args.goal_mode == "oracle":
-        z = np.eye(len(mind.game.kinds), dtype=np.float32)[
-            np.maximum(action[at, env_row, player] - FIRST_INTERACTION, 0)
-        ]
+        z = np.eye(len(mind.game.kinds), dtype=np.float32)[action[at, env_row, player] - FIRST_INTERACTION]
     else:
         key, back = np.unique(np.stack([at, env_row, player]), axis=1, return_inverse=True)
         with torch.no_grad():
@@ -1446,10 +1452,10 @@ class DreamPlayers:
     """The imagined co-players of the last games of an env: each has a kind of goal (or none) that lasts for some
     episodes, picks an item of that kind, and moves as the opponent model says of such a player."""
 
-    def __init__(self, mind: Mind, first: int, seed: int):
+    def __init__(self, mind: Mind, first: int, learners: list[int], seed: int):
         self.mind, self.rng, game = mind, np.random.default_rng(seed), mind.game
         self.rows = np.arange(first, len(mind.fresh))
-        self.focal = self.rows % game.num_players
+        self.focal = np.array(learners)[self.rows % len(learners)]
         shape = (len(self.rows), game.num_players)
         self.kind, self.goal = np.full(shape, -1), np.full(shape, -1)  # the last kind: aimless
 
@@ -1657,12 +1663,14 @@ def train(args: Args, run_dir: Path) -> int:
     nets = make_nets(args, game, num_nets, vae_sizes, torch.Generator().manual_seed(init_seed))
     if vae:
         nets["vae"].load_state_dict(vae.state_dict())
+    if saved:
+        nets.load_state_dict(saved[0])  # before anything is encoded with the goal space
     optimizers = {
         name: torch.optim.Adam(nets[name].parameters(), lr=args.learning_rate, eps=1e-5, foreach=True)
         for name in ("agent", "moa", "reader")
     }
     mind = Mind(args, game, nets, num_envs, learners, planner_seed)
-    dream = DreamPlayers(mind, num_real, dream_seed)
+    dream = DreamPlayers(mind, num_real, learners, dream_seed)
     offline, offline_sequences = offline_play(args, mind, data_seed)
     spec = {
         "script": Path(__file__).name, "code_version": code_version, "env_id": args.env_id, "roles": roles,
@@ -1676,8 +1684,7 @@ def train(args: Args, run_dir: Path) -> int:
     window = np.zeros(2 + num_players + len(kinds))  # since the last log point: episodes, steps, returns, items taken
     replay: list[dict[str, np.ndarray]] = []  # of the last iterations: rows "own.*" and "moa.*"
     if saved:
-        weights, resume, saved_spec = saved
-        nets.load_state_dict(weights)
+        _, resume, saved_spec = saved
 
         def part(prefix: str) -> dict[str, np.ndarray]:
             return {k.removeprefix(prefix): v.numpy() for k, v in resume.items() if k.startswith(prefix)}
@@ -1963,13 +1970,19 @@ def train(args: Args, run_dir: Path) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Read the command line, train; returns the exit code."""
     try:
         args, run_dir = prepare(tyro.cli(Args, description=__doc__))
         if (run_dir / "result.json").is_file():
             print(f"{run_dir} is finished already: {(run_dir / 'result.json')}")
-            sys.exit(0)
-        sys.exit(train(args, run_dir))
+            return 0
+        return train(args, run_dir)
     except envs.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+
+
+if __name__ == "__main__":
+    # as an imported module: numba finds compiled code again only for classes that have an importable name
+    sys.exit(import_module(Path(__file__).stem).main())

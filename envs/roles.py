@@ -14,7 +14,8 @@ that lets any script play any other's checkpoint (docs/checkpoints.md):
 from __future__ import annotations
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +67,9 @@ def load_script(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
     script = PROJECT / Path(str(spec["script"])).name
     if not script.is_file():
         raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{spec['script']}', which is not in this project")
-    found = spec_from_file_location(script.stem, script)
-    module = module_from_spec(found)
-    found.loader.exec_module(module)
+    if str(PROJECT) not in sys.path:
+        sys.path.insert(0, str(PROJECT))
+    module = import_module(script.stem)  # once per process, and numba finds its compiled code again
     if not hasattr(module, wanted):
         raise ConfigError(f"{script.name} has no {wanted}, so its checkpoint '{checkpoint}' cannot play")
     return getattr(module, wanted)
