@@ -24,7 +24,7 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -1139,6 +1139,17 @@ class Policy:
             self.episode[-1] |= {"action": actions.copy(), "taken": info["taken"].copy(), "done": info["done"].copy()}
             if info["done"][0]:
                 self.learn_online()
+
+    @property
+    def simulations(self) -> int:
+        """Simulations per tree: more cost time and play better, whatever the networks learned with."""
+        return self.mind.args.simulations
+
+    @simulations.setter
+    def simulations(self, number: int) -> None:
+        mind = self.mind
+        mind.args = replace(mind.args, simulations=number)
+        mind.search = Search(mind.game, mind.weights, mind.args)
 
     def learn_online(self, updates: int = 10, learning_rate: float = 3e-3) -> None:
         """A few steps of the opponent model on everything seen of the others, the newest episode included."""
