@@ -70,6 +70,8 @@ class Args:
     """run folder of an agent that adapts: make its adaptation table instead"""
     adapt: Literal["beliefs", "online"] = "beliefs"
     """what may change while it plays: its beliefs alone, or also its opponent model"""
+    simulations: int = 0
+    """adaptation: simulations per tree of the agent that adapts (0: as many as it learned with)"""
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place"""
     strangers: str = ""
@@ -215,9 +217,10 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
         raise envs.ConfigError(f"the line-ups of the adaptation table are for 4 players, {args.env_id} has other ones")
     best = find_best_responses(args.best_responses) if args.best_responses else {}
     rows = []
+    budget = {"simulations": args.simulations} if args.simulations else {}
     for name, others in line_ups.items():
         players = {
-            "adapts": (args.adaptation, {"adapt": args.adapt}),
+            "adapts": (args.adaptation, {"adapt": args.adapt} | budget),
             "raw policy": (args.adaptation, {"planned": False}),
         }
         if args.compare:
