@@ -523,7 +523,7 @@ def test_a_run_leaves_what_it_should(finished):
     assert spec["script"] == "mappo_hyper.py" and spec["env_id"] == "smac-3m"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_to_the_same_bits(finished, tmp_path, how):
     run_dir = tmp_path / "stopped"
     command = [sys.executable, str(ROOT / "mappo_hyper.py"), "--run-dir", str(run_dir), "--seed", "5", *TINY]
