@@ -997,7 +997,7 @@ def test_a_run_leaves_what_it_should(finished):
     check_stored_rows(finished)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=["kill", "term"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stopped_run_resumes_to_the_same_bits(finished, vae_ckpt, tmp_path, how):
     run_dir = tmp_path / "stopped"
     command = [sys.executable, str(ROOT / "hopplus_mcts.py"), "--run-dir", str(run_dir), "--vae-ckpt", vae_ckpt, *TINY]
