@@ -1009,7 +1009,9 @@ def other_finals(results: list[dict], metric: str) -> list[str]:
         values = [result[kind][name] for result in results if (result.get(kind) or {}).get(name) is not None]
         cells.append(with_interval(np.mean, values))
     spent = [result["time"] for result in results if result.get("time")]
-    shares = {part: np.mean([times[part] / sum(times.values()) for times in spent]) for part in (spent or [{}])[0]}
+    shares = {
+        part: np.mean([times[part] / (sum(times.values()) or 1.0) for times in spent]) for part in (spent or [{}])[0]
+    }
     cells.append(", ".join(f"{part.removeprefix('time/')} {share:.0%}" for part, share in shares.items()) or "-")
     return cells
 
