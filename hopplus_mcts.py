@@ -1346,10 +1346,12 @@ def goal_encoder(args: Args) -> pretrain_vae.GoalVAE | None:
     spec = envs.spec(args.env_id)
     folder = args.vae_ckpt or pretrain_vae.find_checkpoint("vae_ckpts", spec)
     if not folder:
-        print(f"no goal checkpoint for {args.env_id} in vae_ckpts/: making one with pretrain_vae.py", flush=True)
+        print(
+            f"no goal space for {args.env_id} in vae_ckpts/: learning one first (pretrain_vae.py, minutes)", flush=True
+        )
         folder = pretrain_vae.train(pretrain_vae.Args(env_id=args.env_id, seed=args.seed, pictures=False))
     vae, _ = pretrain_vae.load_checkpoint(folder, spec)
-    print(f"goals of {folder}", flush=True)
+    print(f"goal space: {folder}", flush=True)
     return vae.requires_grad_(False)
 
 
@@ -1390,7 +1392,10 @@ def learn_offline(args: Args, nets: nn.ModuleDict, offline: dict, sequences: dic
             step(optimizer, loss, nets[name], args)
             schedule.step()
             losses.append(loss.item())
-        print(f"{name} offline: loss {np.mean(losses[:20]):.3f} -> {np.mean(losses[-20:]):.3f}", flush=True)
+        what = {"moa": "opponent model", "reader": "goal inference"}[name]
+        print(
+            f"{what} from rule-based play: loss {np.mean(losses[:20]):.3f} -> {np.mean(losses[-20:]):.3f}", flush=True
+        )
 
 
 def score_predictions(predicted: np.ndarray, action: np.ndarray, rows: np.ndarray) -> dict[str, float]:
@@ -1755,6 +1760,8 @@ def train(args: Args, run_dir: Path) -> int:
     metrics = Metrics(args, run_dir, [*charts, *spent], global_step)
     bar = tqdm(total=total_steps, initial=global_step, unit=" steps", unit_scale=True, disable=not sys.stderr.isatty())
     print(f"{args.env_id}, roles {','.join(roles)}, {total_steps} env steps -> {run_dir}", flush=True)
+    print(f"every decision plans with {args.trees} trees of {args.simulations} simulations (compiled once, half a minute);"
+          " return: mean per player and episode, best_eval: the best planned evaluation so far", flush=True)  # fmt: skip
     stop_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stop_signals.append(received))
@@ -1938,7 +1945,10 @@ def train(args: Args, run_dir: Path) -> int:
             }
             metrics.write(global_step, wall_time, {name: float(x) for name, x in scalars.items() if np.isfinite(x)})
             window[:] = 0.0
-            latest = {"return": f"{scalars.get('charts/episodic_return', np.nan):.3f}", "best_eval": f"{best:.3f}"}
+            latest = {
+                "return": f"{scalars.get('charts/episodic_return', np.nan):.3f}",
+                "best_eval": f"{best:.3f}" if best > -np.inf else "none yet",
+            }
             bar.set_postfix(latest, refresh=False)
             if bar.disable and (global_step >= next_line or iteration == args.num_iterations):
                 next_line += total_steps / 10

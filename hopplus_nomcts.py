@@ -1173,10 +1173,12 @@ def goal_encoder(args: Args) -> pretrain_vae.GoalVAE | None:
     spec = envs.spec(args.env_id)
     folder = args.vae_ckpt or pretrain_vae.find_checkpoint("vae_ckpts", spec)
     if not folder:
-        print(f"no goal checkpoint for {args.env_id} in vae_ckpts/: making one with pretrain_vae.py", flush=True)
+        print(
+            f"no goal space for {args.env_id} in vae_ckpts/: learning one first (pretrain_vae.py, minutes)", flush=True
+        )
         folder = pretrain_vae.train(pretrain_vae.Args(env_id=args.env_id, seed=args.seed, pictures=False))
     vae, _ = pretrain_vae.load_checkpoint(folder, spec)
-    print(f"goals of {folder}", flush=True)
+    print(f"goal space: {folder}", flush=True)
     return vae.requires_grad_(False)
 
 
@@ -1247,7 +1249,10 @@ def learn_offline(args: Args, nets: nn.ModuleDict, offline: dict, sequences: dic
             step(optimizer, loss, nets[name], args)
             schedule.step()
             losses.append(loss.item())
-        print(f"{name} offline: loss {np.mean(losses[:20]):.3f} -> {np.mean(losses[-20:]):.3f}", flush=True)
+        what = {"moa": "opponent model", "reader": "goal inference"}[name]
+        print(
+            f"{what} from rule-based play: loss {np.mean(losses[:20]):.3f} -> {np.mean(losses[-20:]):.3f}", flush=True
+        )
 
 
 def score_predictions(predicted: np.ndarray, action: np.ndarray, rows: np.ndarray) -> dict[str, float]:
@@ -1914,7 +1919,10 @@ def train(args: Args, run_dir: Path) -> int:
             }
             metrics.write(global_step, wall_time, {name: float(x) for name, x in scalars.items() if np.isfinite(x)})
             window[:] = 0.0
-            latest = {"return": f"{scalars.get('charts/episodic_return', np.nan):.3f}", "best_eval": f"{best:.3f}"}
+            latest = {
+                "return": f"{scalars.get('charts/episodic_return', np.nan):.3f}",
+                "best_eval": f"{best:.3f}" if best > -np.inf else "none yet",
+            }
             bar.set_postfix(latest, refresh=False)
             if bar.disable and (global_step >= next_line or iteration == args.num_iterations):
                 next_line += total_steps / 10

@@ -1069,7 +1069,7 @@ def test_a_missing_goal_checkpoint_is_made(tmp_path):
     path = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=path)
     assert done.returncode == 0, done.stderr
-    assert f"no goal checkpoint for {ID}" in done.stdout and (tmp_path / "first" / "result.json").is_file()
+    assert f"no goal space for {ID}" in done.stdout and (tmp_path / "first" / "result.json").is_file()
     made = list((tmp_path / "vae_ckpts").glob("vae__*/dim8"))
     assert made == [pretrain_vae.find_checkpoint(tmp_path / "vae_ckpts", envs.spec(ID))]
 
@@ -1077,7 +1077,7 @@ def test_a_missing_goal_checkpoint_is_made(tmp_path):
 @pytest.mark.slow
 def test_a_fresh_clone_trains_at_once(tmp_path):
     done = run("--run-dir", str(tmp_path / "run"), *TINY, cwd=tmp_path)
-    assert done.returncode == 0 and "no goal checkpoint" in done.stdout, done.stderr
+    assert done.returncode == 0 and "no goal space" in done.stdout, done.stderr
     assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
 
 
