@@ -1760,8 +1760,10 @@ def train(args: Args, run_dir: Path) -> int:
     metrics = Metrics(args, run_dir, [*charts, *spent], global_step)
     bar = tqdm(total=total_steps, initial=global_step, unit=" steps", unit_scale=True, disable=not sys.stderr.isatty())
     print(f"{args.env_id}, roles {','.join(roles)}, {total_steps} env steps -> {run_dir}", flush=True)
-    print(f"every decision plans with {args.trees} trees of {args.simulations} simulations (compiled once, half a minute);"
-          " return: mean per player and episode, best_eval: the best planned evaluation so far", flush=True)  # fmt: skip
+    print(
+        f"every decision plans with {args.trees} trees of {args.simulations} simulations (compiled once, half a minute)"
+    )
+    print("return: mean per player and episode; best_eval: the best planned evaluation so far", flush=True)
     stop_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: stop_signals.append(received))
