@@ -46,14 +46,16 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 TEXT, INT, NUMBER, TABLE = "a string", "an integer", "a number", "a table"
-INTS, NUMBERS, TABLES = "a list of integers", "a list of numbers", "a list of tables"
+INTS, NUMBERS, TEXTS, TABLES = (f"a list of {plural}" for plural in ("integers", "numbers", "strings", "tables"))
 TOP_KEYS = {
     "name": TEXT, "description": TEXT, "expected_minutes": NUMBER, "metric": TEXT, "at_steps": INTS,
-    "script": TEXT, "algorithm": TEXT, "baseline": TEXT, "seeds": INTS, "thresholds": NUMBERS,  # unless a cell says
+    # unless a cell says otherwise
+    "script": TEXT, "algorithm": TEXT, "baseline": TEXT, "seeds": INTS, "thresholds": NUMBERS, "also": TEXTS,
     "fixed": TABLE, "cells": TABLES,
 }  # fmt: skip
 CELL_KEYS = {
     "name": TEXT, "script": TEXT, "algorithm": TEXT, "baseline": TEXT, "seeds": INTS, "thresholds": NUMBERS,
+    "also": TEXTS,  # more columns of metrics.csv: the report shows their means over training
     "task": TEXT,  # cells of one task are compared, in one panel (default: the env id)
     "args": TABLE, "grid": TABLE,
 }  # fmt: skip
@@ -90,6 +92,7 @@ class Cell:
     baseline: str | None
     seeds: list[int]
     thresholds: list[float]
+    also: list[str]
     args: dict
     """what the file sets: flag -> value"""
     settings: dict
@@ -199,11 +202,15 @@ def flag(key: str, value, annotation: ast.expr) -> list[str]:
 
 
 def is_a(kind: str, value) -> bool:
-    if kind in (INTS, NUMBERS, TABLES):
-        one = {INTS: INT, NUMBERS: NUMBER, TABLES: TABLE}[kind]
+    if one := {INTS: INT, NUMBERS: NUMBER, TEXTS: TEXT, TABLES: TABLE}.get(kind):
         return isinstance(value, list) and all(is_a(one, v) for v in value)
     types = {TEXT: str, INT: int, NUMBER: (int, float), TABLE: dict}[kind]
     return isinstance(value, types) and not isinstance(value, bool)
+
+
+def hint(key: str, known) -> str:
+    close = difflib.get_close_matches(key, known, 1)
+    return f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(sorted(known))}"
 
 
 def load(path: Path) -> Sweep:
@@ -225,10 +232,6 @@ def load(path: Path) -> Sweep:
 
     def fail(where: tuple, message: str):
         raise SweepError(f"{path}:{line(*where)}: {message}")
-
-    def hint(key: str, known) -> str:
-        close = difflib.get_close_matches(key, known, 1)
-        return f'; did you mean "{close[0]}"?' if close else f"; known: {', '.join(sorted(known))}"
 
     def check(table: dict, known: dict, where: tuple = ()) -> None:
         for key, value in table.items():
@@ -307,6 +310,7 @@ def load(path: Path) -> Sweep:
                 algorithm=table.get("algorithm", data.get("algorithm", Path(script).stem)),
                 task=table.get("task", str(settings.get("env-id", ""))),
                 thresholds=table.get("thresholds", data.get("thresholds", [])),
+                also=table.get("also", data.get("also", [])),
                 args=args,
                 settings=json.loads(json.dumps(settings, default=str)),  # as sweep.json will give them back
                 flags=flags,
@@ -892,17 +896,19 @@ def final_value(result: dict, metric: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def curve(folder: Path, metric: str) -> list[tuple[float, float, float]]:
-    """(env step, seconds, value) at each evaluation of a run."""
-    points = []
+def read_metrics(folder: Path) -> list[dict]:
+    """The rows of a run's metrics.csv."""
     try:
         with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row.get(metric) and row.get("global_step"):
-                    points.append((float(row["global_step"]), float(row["wall_time"] or "nan"), float(row[metric])))
+            return list(csv.DictReader(file))
     except OSError:
-        pass
-    return points
+        return []
+
+
+def curve(rows: list[dict], metric: str) -> list[tuple[float, float, float]]:
+    """(env step, seconds, value) in each row of metrics.csv that holds the metric: at each evaluation, for eval/*."""
+    rows = [row for row in rows if row.get(metric) and row.get("global_step")]
+    return [(float(row["global_step"]), float(row["wall_time"] or "nan"), float(row[metric])) for row in rows]
 
 
 def iqm(values, axis=-1):
@@ -918,6 +924,11 @@ def p_improvement(x, y, axis=-1):
 
     x, y = np.moveaxis(x, axis, -1)[..., :, None], np.moveaxis(y, axis, -1)[..., None, :]
     return ((x > y) + 0.5 * (x == y)).mean((-2, -1))
+
+
+def mean_difference(x, y, axis=-1):
+    """Mean over the seeds of x minus mean over the seeds of y."""
+    return x.mean(axis) - y.mean(axis)
 
 
 def interval(statistic, *samples, axis: int = 0):
@@ -966,20 +977,42 @@ def column(rows: list[dict], name: str) -> list[float]:
     return [row[name] for row in rows if row.get(name) is not None]
 
 
-def with_interval(statistic, *samples, digits: int = 3) -> str:
+def with_interval(statistic, *samples, form: str = ".3f") -> str:
     """A statistic over seeds with its interval, as a cell of a table."""
     import numpy as np
 
     if not all(samples):
         return "-"
     bounds = interval(statistic, *samples)
-    text = f"{statistic(*map(np.array, samples)):.{digits}f}"
-    return f"{text} [{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]" if bounds else f"{text} (1 seed)"
+    text = f"{statistic(*map(np.array, samples)):{form}}"
+    return f"{text} [{bounds[0]:{form}}, {bounds[1]:{form}}]" if bounds else f"{text} (1 seed)"
+
+
+def three_figures(values: list[float]) -> str:
+    """The format that shows three figures of numbers of any size: 0.00512, 48.3, 4,446."""
+    size = max(map(abs, values), default=0)
+    return f",.{max(0, 2 - math.floor(math.log10(size)))}f" if 0 < size < math.inf else ".3f"
+
+
+def difference(values: dict[int, float], base: dict[int, float]) -> str:
+    """A cell minus its baseline, seed -> value each: a mean over pairs if they have the same seeds, else of means."""
+    import numpy as np
+
+    if values.keys() == base.keys():
+        return with_interval(np.mean, [value - base[seed] for seed, value in values.items()], form="+.3f")
+    return with_interval(mean_difference, list(values.values()), list(base.values()), form="+.3f")
 
 
 def measure(sweep: Sweep, runs: list[Run]) -> dict[Run, dict]:
     """Every figure of every finished run, by the name it has in the CSV, and its curve."""
-    curves = {run: curve(run.folder, sweep.metric) for run in runs if run.state == "finished"}
+    import numpy as np
+
+    logs = {run: read_metrics(run.folder) for run in runs}
+    known = {name for rows in logs.values() for name in (rows[0] if rows else []) if name}
+    for name in [sweep.metric, *(name for cell in sweep.cells for name in cell.also)]:
+        if known and name not in known:
+            raise SweepError(f'{sweep.path}: no run has a column "{name}" in its metrics.csv{hint(name, known)}')
+    curves = {run: curve(logs[run], sweep.metric) for run in runs if run.state == "finished"}
     measured = {}
     for run, points in curves.items():
         result = read_json(run.folder / "result.json")
@@ -995,6 +1028,9 @@ def measure(sweep: Sweep, runs: list[Run]) -> dict[Run, dict]:
         for threshold in run.cell.thresholds:
             hit = first_at(points, threshold) or (None, None)
             row[f"steps_to_{threshold:g}"], row[f"minutes_to_{threshold:g}"] = hit
+        for name in run.cell.also:
+            values = [value for _, _, value in curve(logs[run], name)]
+            row[name] = float(np.mean(values)) if values else None
         measured[run] = row | {"points": points, "from_curve": final is None}
     return measured
 
@@ -1028,7 +1064,13 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     measured = measure(sweep, runs)
     of = {cell.name: [run for run in runs if run.cell is cell] for cell in sweep.cells}
     done = {name: [measured[run] for run in mine if run in measured] for name, mine in of.items()}
-    gaps, main, reached, early, also = [], [], [], [], []
+    also = list(dict.fromkeys(name for cell in sweep.cells for name in cell.also))
+    gaps, main, compared, unpaired, reached, early, logged, ends = [], [], [], [], [], [], [], []
+
+    def by_seed(cell: Cell, name: str) -> dict[int, float]:
+        values = {run.seed: measured[run][name] for run in of[cell.name] if run in measured}
+        return {seed: value for seed, value in values.items() if value is not None}
+
     for cell in sweep.cells:
         rows, base, names = done[cell.name], baseline_of(cell, sweep.cells), [cell.task, cell.name]
         seeds, final = str(len(rows)), column(rows, "final")
@@ -1038,7 +1080,10 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
             seeds = f"**{len(rows)} of {len(cell.seeds)}**"
         better = "baseline" if cell.baseline in (cell.name, cell.algorithm) else "-"
         if base:
-            better = with_interval(p_improvement, final, column(done[base.name], "final"), digits=2)
+            better = with_interval(p_improvement, final, column(done[base.name], "final"), form=".2f")
+            pairs = [(by_seed(cell, name), by_seed(base, name)) for name in ("final", "auc")]
+            compared.append([*names, base.name, *(difference(*pair) for pair in pairs)])
+            unpaired += [cell.name] if any(x and y and x.keys() != y.keys() for x, y in pairs) else []
         statistics = [with_interval(np.mean, final), with_interval(iqm, final)]
         statistics += [with_interval(np.mean, column(rows, "auc")), better]
         speed = [column(rows, "sps"), column(rows, "minutes")]
@@ -1046,7 +1091,10 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
         main.append([*names, cell.algorithm, seeds, *statistics, *speed])
         early.append([*names, *(with_interval(np.mean, column(rows, f"at_{step}")) for step in sweep.at_steps)])
         results = [read_json(run.folder / "result.json") for run in of[cell.name] if run in measured]
-        also.append([*names, *other_finals(results, sweep.metric)])
+        ends.append([*names, *other_finals(results, sweep.metric)])
+        columns = [column(rows, name) for name in also]
+        columns = [values if len(values) == len(rows) else [] for values in columns]  # all seeds or none
+        logged.append([*names, *(with_interval(np.mean, values, form=three_figures(values)) for values in columns)])
         for threshold in cell.thresholds if rows else []:
             steps, minutes = (column(rows, f"{kind}_to_{threshold:g}") for kind in ("steps", "minutes"))
             means = [f"{np.mean(steps):,.0f}", f"{np.mean(minutes):.2f}"] if steps else ["not reached", "-"]
@@ -1060,16 +1108,26 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     header = ["task", "cell", "algorithm", "seeds", f"final {metric}, mean", "IQM", "mean over training (AUC)"]
     parts.append(markdown_table([*header, "P(better than baseline)", "steps/s", "minutes"], main))
     parts.append(f"![{sweep.name}: {sweep.metric} over environment steps]({sweep.name}.png)")
+    if compared:
+        header = ["task", "cell", "baseline", f"final {metric} minus the baseline's", "AUC minus the baseline's"]
+        parts.append(markdown_table(header, compared))
     if reached:
         header = ["task", "cell", "threshold", "reached by", "env steps (mean of those)", "minutes (same)"]
         parts.append(markdown_table([*header, "env steps, seed by seed"], reached))
     if sweep.at_steps:
         header = ["task", "cell", *(f"{metric} at {step:,} steps" for step in sweep.at_steps)]
         parts.append(markdown_table(header, early))
-    if any(cell != "-" for row in also for cell in row[2:]):
+    if also:
+        header = ["task", "cell", *(f"`{name}`, mean over training" for name in also)]
+        parts.append(markdown_table(header, logged))
+    if any(cell != "-" for row in ends for cell in row[2:]):
         header = ["task", "cell", "final, greedy play", "final of the best checkpoint", "time goes to"]
-        parts.append(markdown_table(header, also))
-    parts.append("\n".join(f"- {line}" for line in remarks(sweep, measured)))
+        parts.append(markdown_table(header, ends))
+    lines = remarks(sweep, measured)
+    if compared:
+        apart = f"; not paired: {', '.join(unpaired)}" if unpaired else ""
+        lines.append(f"Differences to the baseline are paired by seed where both cells have the same seeds{apart}.")
+    parts.append("\n".join(f"- {line}" for line in lines))
     commands = [f"python sweep.py run {Path(os.path.relpath(sweep.path)).as_posix()}"]
     for cell in sweep.cells:
         commands.append(f"\n# {cell.name}: seeds {', '.join(map(str, cell.seeds))}")

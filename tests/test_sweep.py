@@ -129,6 +129,7 @@ def test_only_and_seeds_narrow(place, capsys, words, expected):
         ),
         ("thresholds =", "treshholds =", 'toy.toml:5: unknown key "treshholds"; did you mean "thresholds"?'),
         ("seeds = [1, 2]", 'seeds = "1-2"', 'toy.toml:2: "seeds" must be a list of integers, not "1-2"'),
+        ("at_steps = [3000]", 'also = "a/b"', 'toy.toml:6: "also" must be a list of strings, not "a/b"'),
         ("seeds = [1, 2]", "seeds = [1, 1]", 'toy.toml:2: "seeds" must name each seed once, and at least one'),
         ("total-timesteps", "total-timestep", 'toy.toml:9: train.py has no setting "total-timestep"; did you mean'),
         ("10000", '"many"', 'toy.toml:9: "total-timesteps" of train.py must be int, not "many"'),
@@ -347,6 +348,34 @@ def test_intervals():
     assert high == pytest.approx(values.mean() + 1.96 * values.std() / 200**0.5, abs=0.01)
 
 
+def test_differences_are_paired_if_the_seeds_are_the_same():
+    base = {1: 1.0, 2: 3.0}
+    # by seed +0.1 and +0.5, whatever their order; two seeds: the interval is the two values
+    assert sweep.difference({2: 3.5, 1: 1.1}, base) == "+0.300 [+0.100, +0.500]"
+    # other seeds, all at 2: the mean of the baseline is 1, 2 or 3 in a quarter, a half, a quarter of the resamples
+    assert sweep.difference({1: 2.0, 2: 2.0, 3: 2.0}, base) == "+0.000 [-1.000, +1.000]"
+    assert sweep.difference({3: 0.0, 4: 0.0}, base) == "-2.000 [-3.000, -1.000]"
+    assert (
+        sweep.difference({1: 0.5}, base) == "-1.500 (1 seed)"
+        and sweep.difference({1: 0.5}, {1: 0.25}) == "+0.250 (1 seed)"
+    )
+    assert sweep.difference({}, base) == sweep.difference({}, {}) == "-"
+
+
+@pytest.mark.parametrize(
+    "values, shown",
+    [
+        ([0.004, 0.00624], "0.00512"),
+        ([48.25], "48.2"),
+        ([4446.0, 4446.4], "4,446"),
+        ([0.0], "0.000"),
+        ([-1e-3], "-0.00100"),
+    ],
+)
+def test_three_figures_of_numbers_of_any_size(values, shown):
+    assert f"{np.mean(values):{sweep.three_figures(values)}}" == shown
+
+
 POINTS = [(0.0, 0.0, 0.0), (100.0, 60.0, 1.0), (200.0, 180.0, 3.0), (400.0, 300.0, 2.0)]
 
 
@@ -414,6 +443,104 @@ def test_report_without_any_run(place):
     assert run("report", "toy.toml", "--out", "elsewhere")[0] == 0
     assert "plain: 0 of 2 seeds finished" in Path("elsewhere/toy.md").read_text()
     assert not Path("docs").exists()
+
+
+LOGGED = """\
+seeds = [1, 2]
+script = "train.py"
+baseline = "plain"
+also = ["losses/kl", "hyper/size"]
+
+[[cells]]
+name = "plain"
+
+[[cells]]
+name = "hyper"
+args = { learning-rate = 0.2 }
+seeds = [2, 1]
+
+[[cells]]
+name = "fast"
+args = { learning-rate = 0.3 }
+seeds = [1, 2, 3]
+also = ["charts/SPS", "hyper/size"]
+"""
+
+
+def write_run(cell: str, seed: int, final: float, metrics: str) -> None:
+    """A finished run of toy.toml, made up: its final evaluation and its metrics.csv."""
+    runs = sweep.make_runs(sweep.load(Path("toy.toml")), Path("runs"), [cell], [seed])
+    runs[0].folder.mkdir(parents=True)
+    (runs[0].folder / "result.json").write_text(f'{{"eval": {{"return": {final}}}}}')
+    (runs[0].folder / "metrics.csv").write_text(metrics)
+
+
+def write_logged_runs() -> None:
+    Path("toy.toml").write_text(LOGGED)
+    plain = "global_step,wall_time,losses/kl,eval/return\n100,1,{},\n200,2,{},0\n300,3,{},{}\n"
+    write_run("plain", 1, 1.0, plain.format(0.001, 0.002, 0.006, 2))  # KL 0.003, AUC 1
+    write_run("plain", 2, 3.0, plain.format(0.004, 0.005, 0.006, 6))  # KL 0.005, AUC 3
+    hyper = "global_step,wall_time,losses/kl,hyper/size,eval/return\n100,1,{},,\n200,2,{},{},0\n300,3,,{},{}\n"
+    write_run("hyper", 1, 1.1, hyper.format(0.001, 0.003, 10, 20, 3))  # KL 0.002 in two rows, size 15, AUC 1.5
+    write_run("hyper", 2, 3.5, hyper.format(0.005, 0.009, 30, 60, 7.4))  # KL 0.007 in two rows, size 45, AUC 3.7
+    fast = "global_step,wall_time,charts/SPS,eval/return\n200,2,{},2\n300,3,{},3\n"
+    for seed in (1, 2, 3):
+        write_run("fast", seed, 2.0, fast.format(1000 * seed, 3000 * seed))  # 2000, 4000 and 6000 steps/s, AUC 2.5
+
+
+def test_report_shows_means_over_training_and_differences(place):
+    write_logged_runs()
+    assert sweep.main(["report", "toy.toml", "--out", "out"]) == 0
+    text = Path("out/toy.md").read_text()
+    table = """\
+| task | cell | `losses/kl`, mean over training | `hyper/size`, mean over training | `charts/SPS`, mean over training |
+| --- | --- | --- | --- | --- |
+| toy | plain | 0.00400 [0.00300, 0.00500] | - | - |
+| toy | hyper | 0.00450 [0.00200, 0.00700] | 30.0 [15.0, 45.0] | - |
+| toy | fast | - | - | 4,000 ["""
+    assert table in text
+    # hyper minus plain, seed 1 and seed 2: final 0.1 and 0.5, AUC 0.5 and 0.7
+    table = """\
+| task | cell | baseline | final `eval/return` minus the baseline's | AUC minus the baseline's |
+| --- | --- | --- | --- | --- |
+| toy | hyper | plain | +0.300 [+0.100, +0.500] | +0.600 [+0.500, +0.700] |
+| toy | fast | plain | +0.000 [-1.000, +1.000] | +0.500 [-0.500, +1.500] |
+"""
+    assert table in text
+    assert "where both cells have the same seeds; not paired: fast.\n" in text
+    rows = {(row["cell"], row["row"]): row for row in csv.DictReader(open("out/toy.csv"))}
+    kl = {key: row["losses/kl"] and float(row["losses/kl"]) for key, row in rows.items()}
+    assert kl["plain", "seed 1"] == pytest.approx(0.003) and kl["plain", "seed 2"] == pytest.approx(0.005)
+    assert kl["hyper", "mean"] == pytest.approx(0.0045) and kl["hyper", "mean low"] == pytest.approx(0.002)
+    assert kl["fast", "seed 1"] == kl["fast", "mean"] == rows["plain", "mean"]["hyper/size"] == ""
+    assert float(rows["fast", "mean"]["charts/SPS"]) == 4000
+
+
+def test_a_mean_over_training_is_of_all_seeds_or_of_none(place):
+    write_logged_runs()
+    (next(Path("runs/toy").glob("hyper__*__2")) / "metrics.csv").write_text("global_step,wall_time\n100,1\n")
+    assert sweep.main(["report", "toy.toml", "--out", "out"]) == 0
+    assert "\n| toy | hyper | - | - | - |\n" in Path("out/toy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ('"losses/kl"', '"losses/k"', 'no run has a column "losses/k" in its metrics.csv; did you mean "losses/kl"?'),
+        ('"charts/SPS"', '"nonsense"', 'no run has a column "nonsense" in its metrics.csv; known: charts/SPS, eval/'),
+        (
+            "seeds",
+            'metric = "eval/retrun"\nseeds',
+            'no run has a column "eval/retrun" in its metrics.csv; did you mean',
+        ),
+    ],
+)
+def test_a_column_that_no_run_has_is_an_error(place, old, new, message):
+    write_logged_runs()
+    Path("toy.toml").write_text(LOGGED.replace(old, new, 1))
+    code, out = run("report", "toy.toml", "--out", "out")
+    assert code == 2 and out.count("\n") == 1 and out.startswith(f"sweep.py: toy.toml: {message}"), out
+    assert not Path("out").exists()
 
 
 # the sweeps of this repository
