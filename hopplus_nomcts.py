@@ -78,7 +78,7 @@ class Args:
     eval_episodes: int = 512
     """episodes of each evaluation during training, always from the true starts"""
     final_eval_episodes: int = 4096
-    """episodes of the evaluation at the end"""
+    """episodes of the evaluation at the end (a quarter of them for greedy play and for the best checkpoint)"""
     checkpoint_every: int = 10
     """iterations between two saves of checkpoints/last"""
     vae_ckpt: str = ""
@@ -150,6 +150,8 @@ class Args:
     """share of a first belief that goes to all kinds of goals alike, whatever the inference network has got used to"""
     aimless_prior: float = 0.1
     """first belief that a player has no goal and moves at random"""
+    habit_prior: float = 0.1
+    """first belief that a player does what those met in the games so far have done, whatever their goals"""
     offline_share: float = 0.5
     """share of offline play in each batch of the opponent model and the world model"""
     offline_steps: int = 60_000
@@ -171,8 +173,10 @@ class Args:
     """minibatches of the opponent model per iteration"""
     learning_rate: float = 1e-3
     """Adam's learning rate at the start, brought linearly to zero"""
-    gamma: float = 0.97
+    gamma: float = 0.99
     """discount; the time limit counts as an end"""
+    reward_scale: float = 1.0
+    """planning and learning count rewards times this (reports do not): with best returns near 5 the defaults fit"""
     td_lambda: float = 0.9
     """lambda of the returns that values and advantages are made of"""
     clip_coef: float = 0.2
@@ -204,7 +208,9 @@ class Args:
 
 
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
-HIDDEN, AIMLESS = 0, -1  # codes of a goal that is no item: unknown, and none (moves at random)
+# codes of a goal that is no item: unknown; none (moves at random); whatever the players met so far have pursued
+HIDDEN, AIMLESS, HABIT = 0, -1, -2
+FLAGS = 3  # numbers of a goal behind its z: habit, hidden, aimless
 WORLD_ROWS = 4096  # transitions imagined at a time
 
 
@@ -314,7 +320,7 @@ class GoalReader(nn.Module):
 
     def __init__(self, sizes: dict[str, int], generator: torch.Generator):
         super().__init__()
-        hidden, z_size = sizes["hidden"], sizes["goal_size"] - 2
+        hidden, z_size = sizes["hidden"], sizes["goal_size"] - FLAGS
         self.embedding = nn.Parameter(torch.randn(sizes["num_ids"], hidden, generator=generator) * 0.3)
         self.action = nn.Parameter(torch.randn(sizes["num_actions"] + 1, hidden, generator=generator) * 0.3)
         self.cell = nn.GRUCell(hidden, hidden)
@@ -599,7 +605,7 @@ def evaluate_states(grid, weights, states, which, focal, net, cell, code, own_bi
         bias[:] = 0.0
         for k in range(grid.num_players - 1):
             known = state[PLAYERS + (focal[m] + 1 + k) % grid.num_players] != GONE  # who left has a hidden goal
-            known = known and (code[row, k] == AIMLESS or is_there(grid, state, cell[row, k], code[row, k]))
+            known = known and (code[row, k] < HIDDEN or is_there(grid, state, cell[row, k], code[row, k]))
             own = own_bias[row, k, 0 if known else 1]
             for h in range(bias.shape[0]):
                 bias[h] += own[h]
@@ -670,8 +676,8 @@ class Mind:
     """What is believed of every player of B games, and the plans made on it.
 
     All see the whole board, so a belief about player j is the same for everybody who holds one, and is kept once.
-    K hypotheses per player: one per item of the episode's first board (learned), per kind (oracle), and "aimless";
-    with goal mode none a single one, "hidden".
+    K hypotheses per player: one per item of the episode's first board (learned) or per kind (oracle), then "habit" and
+    "aimless"; with goal mode none a single one, "hidden".
     """
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, num_envs: int, learners: list[int], seed: int):
@@ -686,23 +692,25 @@ class Mind:
         self.goal_size = nets["moa"].goal.shape[0]
         num_items = {"learned": int(game.item_counts.sum()), "oracle": len(game.kinds), "none": 0}[args.goal_mode]
         shape = (num_envs, game.num_players)
-        num_goals = num_items + 1
+        num_goals = num_items + 2 if num_items else 1
         self.beliefs = np.zeros((*shape, num_goals), np.float32)  # (B, N, K)
         self.prior = np.zeros_like(self.beliefs)  # (B, N, K) by the inference network
-        self.habits = np.zeros((*shape, len(game.kinds) + 1), np.float32)  # (B, N, kinds + 1) pursued in past episodes
+        self.habits = np.zeros((*shape, len(game.kinds) + 2), np.float32)  # (B, N, kinds + 2) pursued in past episodes
         self.cell = np.full((num_envs, num_goals), -1, np.int64)  # (B, K) where a goal's item is
-        last = AIMLESS if num_items else HIDDEN
-        self.code = np.full((num_envs, num_goals), last, np.int64)  # (B, K) and what it is
+        self.code = np.full((num_envs, num_goals), AIMLESS if num_items else HIDDEN, np.int64)  # (B, K) and what it is
         self.goal = np.zeros((*shape, num_goals, self.goal_size), np.float32)  # (B, N, K, G)
-        self.goal[..., -1, -1 if num_items else -2] = 1.0
+        flags = np.eye(FLAGS, self.goal_size, self.goal_size - FLAGS, dtype=np.float32)
+        self.habit_goal, self.hidden_goal, aimless_goal = flags
+        self.goal[..., -1, :] = self.hidden_goal
+        if num_items:
+            self.code[:, -2] = HABIT
+            self.goal[..., -2:, :] = self.habit_goal, aimless_goal
         self.probs = np.zeros((*shape, num_goals, game.num_actions), np.float32)  # (B, N, K, A)
         self.memory = np.zeros((*shape, args.hidden), np.float32)
         self.last_action = np.full(shape, game.num_actions)
         self.fresh, self.settled = np.ones(num_envs, bool), np.zeros(shape, bool)
         self.states = np.zeros((num_envs, game.state_size), np.int16)
         self.streams = make_streams(seed, num_envs * game.num_players)
-        self.hidden_goal = np.zeros(self.goal_size, np.float32)
-        self.hidden_goal[-2] = 1.0
         self.looked = False  # at the boards of this step
 
     STATE = (
@@ -745,32 +753,34 @@ class Mind:
         self.looked = True
 
     def there(self) -> np.ndarray:
-        """(B, K): the goal's item is still on the board; the last goal (aimless) needs none"""
+        """(B, K): the goal's item is still on the board; the last goals (habit, aimless) need none"""
         codes = self.states[:, PLAYERS + self.game.num_players :]
         if self.args.goal_mode == "learned":
             there = np.take_along_axis(codes, np.maximum(self.cell, 0), 1) == self.code
         else:
             there = (codes[:, None, :] == self.code[:, :, None]).any(2)
-        there[:, -1] = True
+        there[:, -2:] = True
         return there
 
     def open_prior(self, there: np.ndarray) -> np.ndarray:
-        """(B, N, K) first beliefs of an episode, were nothing known of the player: mostly the reader's, but a
-        share of `open_mind` goes to all kinds of goals that are there alike, and `aimless_prior` to none."""
-        args, kinds = self.args, self.kinds_of_goals()[:, :-1, :-1]  # (B, K - 1, kinds)
-        prior = (self.prior[..., :-1] + 1e-6) * there[:, None, :-1]
+        """(B, N, K) first beliefs of an episode, were nothing known of the player: mostly the reader's, but a share of
+        `open_mind` goes to all kinds of goals that are there alike, `habit_prior` and `aimless_prior` to the rest."""
+        args, kinds = self.args, self.kinds_of_goals()[:, :-2, :-2]  # (B, K - 2, kinds)
+        prior = (self.prior[..., :-2] + 1e-6) * there[:, None, :-2]
         of_kind = np.einsum("bnk,bkc->bnc", prior, kinds)
         share = of_kind / np.maximum(of_kind.sum(-1, keepdims=True), 1e-12)
         present = of_kind > 0
         share = (1 - args.open_mind) * share + args.open_mind * present / np.maximum(present.sum(-1, keepdims=True), 1)
         prior = prior * np.einsum("bkc,bnc->bnk", kinds, share / np.maximum(of_kind, 1e-12))
-        aimless = np.where(there[:, :-1].any(1), args.aimless_prior, 1.0)[:, None, None] * np.ones_like(prior[..., :1])
-        return np.concatenate([(1 - args.aimless_prior) * prior, aimless], -1).astype(np.float32)
+        last = np.array([args.habit_prior, args.aimless_prior])
+        aims = there[:, :-2].any(1)[:, None, None]
+        last = np.broadcast_to(np.where(aims, last, (last + 1e-6) / (last + 1e-6).sum()), (*prior.shape[:2], 2))
+        return np.concatenate([(1 - args.habit_prior - args.aimless_prior) * prior, last], -1).astype(np.float32)
 
     def list_goals(self, rows: np.ndarray) -> None:
         """A new episode's goals: its items in the order of their cells, or the kinds."""
         if self.args.goal_mode == "oracle":
-            self.code[:, :-1] = ITEM + np.arange(len(self.game.kinds))
+            self.code[:, :-2] = ITEM + np.arange(len(self.game.kinds))
             self.goal[:, :, np.arange(len(self.game.kinds)), np.arange(len(self.game.kinds))] = 1.0
             return
         codes = self.states[rows, PLAYERS + self.game.num_players :]
@@ -780,7 +790,7 @@ class Mind:
 
     def encode_goals(self, obs: np.ndarray, rows: np.ndarray, there: np.ndarray) -> None:
         """z of each goal: the encoder's mean for what the player would see, standing on the item."""
-        row, player, slot = np.nonzero(self.alive[rows][:, :, None] & there[rows][:, None, :-1])
+        row, player, slot = np.nonzero(self.alive[rows][:, :, None] & there[rows][:, None, :-2])
         row = rows[row]
         height, width, planes = self.game.obs_shape
         seen = obs[row, player].reshape(len(row), height * width, planes).copy()
@@ -789,7 +799,7 @@ class Mind:
         seen = torch.from_numpy(seen.reshape(-1, *self.game.obs_shape))
         if len(seen):
             z = torch.cat([self.nets["vae"].encode(some)[0] for some in seen.split(4096)])
-            self.goal[row, player, slot, :-2] = z.numpy()
+            self.goal[row, player, slot, :-FLAGS] = z.numpy()
 
     def read(self, env) -> None:
         """Let the inference network see the boards, and compare its z with those of the goals."""
@@ -799,14 +809,14 @@ class Mind:
         memory = torch.from_numpy(self.memory[env_row, player])
         mean, log_std, memory = self.nets["reader"](ids, last, memory)
         self.memory[env_row, player] = memory.numpy()
-        goals = torch.from_numpy(self.goal[env_row, player, :-1, :-2])  # (R, K-1, D)
+        goals = torch.from_numpy(self.goal[env_row, player, :-2, :-FLAGS])  # (R, K-2, D)
         fit = -0.5 * ((goals - mean[:, None]) / log_std.exp()[:, None]).pow(2).sum(2)
-        self.prior[env_row, player, :-1] = torch.softmax(fit.clamp_min(-50.0), 1).numpy()
+        self.prior[env_row, player, :-2] = torch.softmax(fit.clamp_min(-50.0), 1).numpy()
 
     def kinds_of_goals(self) -> np.ndarray:
-        """(B, K, kinds + 1) one-hot: the kind each goal is of, aimless last"""
-        kind = np.where(self.code >= ITEM, self.code - ITEM, len(self.game.kinds))
-        return np.eye(len(self.game.kinds) + 1, dtype=np.float32)[kind]
+        """(B, K, kinds + 2) one-hot: the kind each goal is of, habit and aimless last"""
+        kind = np.where(self.code >= ITEM, self.code - ITEM, len(self.game.kinds) + self.code - HABIT)
+        return np.eye(len(self.game.kinds) + 2, dtype=np.float32)[kind]
 
     def first_beliefs(self, prior: np.ndarray) -> np.ndarray:
         """Kinds as the player pursued them before (one more episode as the prior says); within a kind, by the prior."""
@@ -874,7 +884,7 @@ class Mind:
         before = states[env_row[row[first // draws]]]
         ahead = self.world.step(before, all_joint.reshape(-1, num_players)[first])
         focal, hint = np.repeat(focal[row], draws), (row[:, None] * draws + np.arange(draws)).ravel()
-        result = ahead.reward[which, focal]
+        result = self.args.reward_scale * ahead.reward[which, focal]
         on = np.flatnonzero(~ahead.ended[which, focal])  # after the own end there is nothing
         result[on] += self.args.gamma * self.evaluate(ahead.states, which[on], focal[on], hints, hint[on])[1]
         score = np.zeros(legal.shape, np.float32)
@@ -959,7 +969,8 @@ class Policy:
         )
         share = np.broadcast_to(mind.things.time(batch["t"])[:, :, None], alive.shape)
         rows = {"ids": mind.things(batch["obs"])[alive], "t": share[alive], "legal": batch["legal"][alive]}
-        rows |= {"action": batch["action"][alive], "goal": goals_of(steps, batch["obs"], batch["action"], mind)[alive]}
+        goals = goals_of(steps, batch["obs"], batch["action"], mind)[alive]
+        rows |= {"action": batch["action"][alive], "goal": with_habits(goals, mind, self.rng)}
         self.seen = {name: np.concatenate([self.seen[name], x]) if self.seen else x for name, x in rows.items()}
         moa = mind.nets["moa"].requires_grad_(True)
         optimizer = torch.optim.SGD(moa.parameters(), lr=learning_rate, momentum=0.9)
@@ -1036,8 +1047,15 @@ def goals_of(steps: np.ndarray, obs: np.ndarray, action: np.ndarray, mind: Mind)
         with torch.no_grad():
             seen = torch.from_numpy(obs[tuple(key)])
             z = torch.cat([mind.nets["vae"].encode(some)[0] for some in seen.split(4096)]).numpy()[back.ravel()]
-    goals[step, env_row, player] = np.concatenate([z, np.zeros((len(z), 2), np.float32)], 1)
+    goals[step, env_row, player] = np.concatenate([z, np.zeros((len(z), FLAGS), np.float32)], 1)
     return goals
+
+
+def with_habits(goals: np.ndarray, mind: Mind, rng: np.random.Generator) -> np.ndarray:
+    """Goals (R, G) of players met in a game, half of them replaced by "habit": what such players do, goals aside."""
+    if mind.args.goal_mode == "none":
+        return goals
+    return np.where(rng.random((len(goals), 1)) < 0.5, mind.habit_goal, goals)
 
 
 def clip_gradients(net: nn.Module, max_norm: float) -> torch.Tensor:
@@ -1091,9 +1109,9 @@ def reader_loss(nets: nn.ModuleDict, seq: dict[str, torch.Tensor]) -> torch.Tens
     for step in range(len(seq["ids"])):
         memory = memory * ~seq["resets"][step][:, None]
         mean, log_std, memory = nets["reader"](seq["ids"][step], seq["last"][step], memory)
-        z = seq["goal"][step][:, :-2]
+        z = seq["goal"][step][:, :-FLAGS]
         nll = (0.5 * ((z - mean) / log_std.exp()).pow(2) + log_std).sum(1)
-        goal = torch.cat([mean, torch.zeros(len(mean), 2)], 1)
+        goal = torch.cat([mean, torch.zeros(len(mean), FLAGS)], 1)
         explain = nets["moa"](seq["ids"][step], seq["t"][step], seq["legal"][step], goal)
         explain = -explain.gather(1, seq["action"][step][:, None])[:, 0]
         loss = loss + ((nll + explain) * seq["known"][step]).sum() / count
@@ -1253,6 +1271,8 @@ def learn_offline(args: Args, nets: nn.ModuleDict, offline: dict, sequences: dic
         print(
             f"{what} from rule-based play: loss {np.mean(losses[:20]):.3f} -> {np.mean(losses[-20:]):.3f}", flush=True
         )
+    with torch.no_grad():
+        nets["moa"].goal[-3] = nets["moa"].goal[-2]  # nobody was met yet: habits are what is known of anybody
 
 
 def score_predictions(predicted: np.ndarray, action: np.ndarray, rows: np.ndarray) -> dict[str, float]:
@@ -1297,7 +1317,7 @@ def make_nets(
     """Agent, opponent model, goal inference, (for learned goals) the goal space, and the world model, if any."""
     z_size = {"learned": vae_sizes["dim"] if vae_sizes else 0, "oracle": len(game.kinds), "none": 0}[args.goal_mode]
     sizes = {"hidden": args.hidden, "num_players": game.num_players, "num_actions": game.num_actions}
-    sizes |= {"num_ids": Things(game).num_ids, "goal_size": z_size + 2}
+    sizes |= {"num_ids": Things(game).num_ids, "goal_size": z_size + FLAGS}
     nets = {"agent": Agent(num_nets, sizes, generator), "moa": OpponentModel(sizes, generator)}
     nets |= {"reader": GoalReader(sizes, generator)}
     if vae_sizes:
@@ -1344,32 +1364,33 @@ def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, s
 
 
 class DreamPlayers:
-    """The imagined co-players of the last games of an env: each has a kind of goal (or none) that lasts for some
-    episodes, picks an item of that kind, and moves as the opponent model says of such a player."""
+    """The imagined co-players of the last games of an env: each has a kind of goal (or a habit, or none) that lasts for
+    some episodes, picks an item of that kind, and moves as the opponent model says of such a player."""
 
     def __init__(self, mind: Mind, first: int, learners: list[int], seed: int):
         self.mind, self.rng, game = mind, np.random.default_rng(seed), mind.game
         self.rows = np.arange(first, len(mind.fresh))
         self.focal = np.array(learners)[self.rows % len(learners)]
         shape = (len(self.rows), game.num_players)
-        self.kind, self.goal = np.full(shape, -1), np.full(shape, -1)  # the last kind: aimless
+        self.kind, self.goal = np.full(shape, -1), np.full(shape, -1)  # the last kinds: habit, aimless
 
     def act(self, actions: np.ndarray) -> None:
         """Fill the actions of all imagined players (the focal ones are overwritten by who plans)."""
         mind, rows, rng = self.mind, self.rows, self.rng
         new = mind.fresh[rows]
         redraw = new & ((rng.random(len(rows)) < 0.1) | (self.kind[:, 0] < 0))  # a new team
-        kinds = rng.integers(len(mind.game.kinds) + 1, size=self.kind.shape)
+        kinds = rng.integers(len(mind.game.kinds) + 2, size=self.kind.shape)
         kinds = np.where(rng.random((len(rows), 1)) < 0.5, kinds[:, :1], kinds)  # half of the teams are of one kind
         self.kind[redraw] = kinds[redraw]
         if mind.args.goal_mode == "none":
             self.goal[:] = 0
         else:
-            there, kinds = mind.there()[rows], mind.kinds_of_goals()[rows]  # (B, K), (B, K, kinds + 1)
+            there, kinds = mind.there()[rows], mind.kinds_of_goals()[rows]  # (B, K), (B, K, kinds + 2)
             lost = (self.goal < 0) | new[:, None] | ~np.take_along_axis(there, np.maximum(self.goal, 0), 1)
             of_kind = np.take_along_axis(kinds, self.kind[:, None, :], 2).transpose(0, 2, 1)  # (B, N, K)
             chance = (mind.prior[rows] + 1e-6) * there[:, None] * (of_kind + 1e-4)
-            chance[..., -1] = np.where(self.kind == len(mind.game.kinds), 1e3, 1e-9)
+            last = self.kind[..., None] == len(mind.game.kinds) + np.arange(2)
+            chance[..., -2:] = np.where(last, 1e3, 1e-9)
             self.goal = np.where(lost, draw_rows(chance, rng), self.goal)
         probs = np.take_along_axis(mind.probs[rows], self.goal[:, :, None, None], 2)[:, :, 0]  # (B, N, A)
         probs[..., STAY] += 1e-6  # who left stays
@@ -1565,13 +1586,14 @@ def prepare(args: Args) -> tuple[Args, Path]:
                         ("imagine_horizon", 1), ("hidden", 1), ("log_every", 1), ("checkpoint_every", 1),
                         ("seed", 0), ("eval_every", 0), ("eval_episodes", 1), ("final_eval_episodes", 1), ("replay", 1),
                         ("torch_threads", 1), ("update_epochs", 1), ("batch_rows", 1), ("moa_updates", 0),
-                        ("world_updates", 0), ("world_learning_rate", 0), ("max_grad_norm", 0), ("learning_rate", 0),
-                        ("offline_steps", 400), ("offline_updates", 1), ("start_window_until", 0), ("clip_coef", 0),
-                        ("ppo_coef", 0), ("plan_coef", 0), ("ent_coef", 0)):  # fmt: skip
+                        ("world_updates", 0), ("world_learning_rate", 0), ("max_grad_norm", 0), ("reward_scale", 0),
+                        ("learning_rate", 0), ("offline_steps", 400), ("offline_updates", 1),
+                        ("start_window_until", 0), ("clip_coef", 0), ("ppo_coef", 0), ("plan_coef", 0),
+                        ("ent_coef", 0)):  # fmt: skip
         if getattr(args, name) < least:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
     for name in ("hindsight_prob", "hide_prob", "belief_floor", "belief_decay", "prior_power", "aimless_prior",
-                 "open_mind", "offline_share", "gamma", "td_lambda"):  # fmt: skip
+                 "habit_prior", "open_mind", "offline_share", "gamma", "td_lambda"):  # fmt: skip
         if not 0.0 <= getattr(args, name) <= 1.0:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be from 0 to 1, not {getattr(args, name)}")
     if not 0.01 <= args.real_ratio <= 1.0:
@@ -1582,6 +1604,9 @@ def prepare(args: Args) -> tuple[Args, Path]:
         )
     if args.perfect_model and not args.world_model:
         raise envs.ConfigError("--perfect-model does not go with --no-world-model")
+    if args.habit_prior + args.aimless_prior > 1.0:
+        total = args.habit_prior + args.aimless_prior
+        raise envs.ConfigError(f"--habit-prior and --aimless-prior must add up to at most 1, not to {total:g}")
     run_dir = Path(args.run_dir or f"runs/{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}")
     if (run_dir / "args.json").exists():
         raise envs.ConfigError(f"'{run_dir}' already holds a run; go on with --resume {run_dir}")
@@ -1817,7 +1842,8 @@ def train(args: Args, run_dir: Path) -> int:
         next_value = np.concatenate([batch["value"][1:], last_value])
         next_value = np.where(cut[:, :, None], batch["next_value"], next_value)
         returns = lambda_returns(
-            batch["reward"], batch["value"], next_value, batch["ended"], cut[:, :, None], args.gamma, args.td_lambda
+            args.reward_scale * batch["reward"], batch["value"], next_value, batch["ended"], cut[:, :, None],
+            args.gamma, args.td_lambda,
         )
         alive, action = batch["alive"], batch["action"]
         value = batch["value"].sum(2, keepdims=True) - batch["value"]  # to the others
@@ -1847,7 +1873,7 @@ def train(args: Args, run_dir: Path) -> int:
         own |= {name: batch[name][plans] for name in ("policy", "action", "log_prob")}
         own |= {"advantage": (returns - batch["value"])[plans]}
         part = {"moa.ids": ids[real_rows], "moa.t": time_share[real_rows], "moa.legal": batch["legal"][real_rows]}
-        part |= {"moa.action": action[real_rows], "moa.goal": goals[real_rows]}
+        part |= {"moa.action": action[real_rows], "moa.goal": with_habits(goals[real_rows], mind, data_rng)}
         part |= {f"world.{name}": x for name, x in seen.items()}
         replay = [*replay, part][-args.replay :]
         resets = np.concatenate([first_resets[None], done[:-1]])
@@ -1944,23 +1970,24 @@ def train(args: Args, run_dir: Path) -> int:
         signal.signal(number, signal.SIG_DFL)  # everything is saved
 
     # result
-    final = (args, nets, roles, args.final_eval_episodes, eval_seed + 1)
-    result = {"last": evaluate(*final, planned=True), "last_greedy": evaluate(*final, planned=True, greedy=True)}
-    result["last_raw"] = evaluate(*final, planned=False)
+    fewer = max(1, args.final_eval_episodes // 4)
+    result = {"last": evaluate(args, nets, roles, args.final_eval_episodes, eval_seed + 1, planned=True)}
+    result["last_greedy"] = evaluate(args, nets, roles, fewer, eval_seed + 1, planned=True, greedy=True)
+    result["last_raw"] = evaluate(args, nets, roles, args.final_eval_episodes, eval_seed + 1, planned=False)
     if (run_dir / "checkpoints" / "best").is_dir():
         nets.load_state_dict(load_file(run_dir / "checkpoints" / "best" / "weights.safetensors"))
-        result["best"] = evaluate(*final, planned=True)
+        result["best"] = evaluate(args, nets, roles, fewer, eval_seed + 1, planned=True)
     wall_time = time.perf_counter() - started
     draw_curve(run_dir, f"HOP+ without trees on {args.env_id}, seed {args.seed}")
     summary = {"finished": True, "global_step": global_step, "wall_time": wall_time, "eval": result["last"]}
     summary |= {"eval_greedy": result["last_greedy"], "eval_raw": result["last_raw"], "eval_best": result.get("best")}
     write_json(run_dir / "result.json", summary | {"time": spent})
-    print(f"finished in {wall_time:.0f} s; {args.final_eval_episodes} fresh episodes each:")
+    print(f"finished in {wall_time:.0f} s; on fresh episodes:")
     for name, scores in result.items():
         per_player = " ".join(f"{scores[player]:.3f}" for player in players)
         taken = " ".join(f"{rate} {scores[rate]:.3f}" for rate in rates)
         spread = f"{scores['return']:.3f} +- {scores['return_ci95']:.3f}"
-        print(f"  {name:<12} return {spread}  players {per_player}  {taken}")
+        print(f"  {name:<12} return {spread}  players {per_player}  {taken}  ({scores['episodes']:.0f} episodes)")
     print(f"curve: {run_dir}/curve.png")
     return 0
 

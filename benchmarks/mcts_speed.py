@@ -217,7 +217,7 @@ class PlainSearch:
         goals = []
         for k in range(len(others)):
             cell, code = root["cell"][k], root["code"][k]
-            known = code == hop.AIMLESS or (board[cell] == code if cell >= 0 else (board == code).any())
+            known = code < hop.HIDDEN or (board[cell] == code if cell >= 0 else (board == code).any())
             goals.append(root["goals"][k] if known else root["hidden"])
         goals = torch.from_numpy(np.stack(goals))
         may = torch.from_numpy(legal)

@@ -36,6 +36,12 @@ def unit(streams, row):
 
 
 @njit(cache=True, nogil=True)
+def unit_at(stream, k):
+    """The k-th uniform float in [0, 1) that follows on `stream`, which stays where it is."""
+    return np.float64(scramble(stream + np.uint64(k + 1) * GOLDEN) >> U11) * TO_UNIT
+
+
+@njit(cache=True, nogil=True)
 def fill_streams(seed, salt, streams):
     """Start stream k at a point hashed from (seed, salt, k); different salts give unrelated families of streams."""
     root = scramble(scramble(seed + GOLDEN) ^ (salt * MIX_1 + GOLDEN))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -119,12 +120,13 @@ def play_some(env_id: str = ID, num: int = 60, seed: int = 1, steps: int = 12, *
 
 
 def random_goals(game, nets, num: int, rng: np.random.Generator):
-    """Codes and vectors of goals of all sorts: items of a kind, hidden, aimless."""
+    """Codes and vectors of goals of all sorts: items of a kind, hidden, aimless, habit."""
     others, size = game.num_players - 1, nets["moa"].goal.shape[0]
-    codes = rng.choice([hop.AIMLESS, hop.HIDDEN, *(ITEM + k for k in range(len(game.kinds)))], size=(num, others))
+    sorts = [hop.HABIT, hop.AIMLESS, hop.HIDDEN, *(ITEM + k for k in range(len(game.kinds)))]
+    codes = rng.choice(sorts, size=(num, others))
     goals = rng.normal(size=(num, others, size)).astype(np.float32)
-    goals[..., -2:] = 0.0
-    for code, flag in ((hop.HIDDEN, -2), (hop.AIMLESS, -1)):
+    goals[..., -hop.FLAGS :] = 0.0
+    for code, flag in ((hop.HABIT, -3), (hop.HIDDEN, -2), (hop.AIMLESS, -1)):
         goals[codes == code] = np.eye(size, dtype=np.float32)[flag]
     return codes, goals
 
@@ -394,6 +396,22 @@ def test_the_others_in_a_tree_move_as_the_model_says():
             assert (cell == target).mean() == pytest.approx(probs[action], abs=0.04)
 
 
+def test_all_own_actions_face_the_same_draws_of_the_others():
+    """Children of one node and slot differ in what the planner did; the two slots differ in what the others did."""
+    game = envs.game(ID)
+    nets = make_nets(game)
+    state = make_state(game, [5, 6, 9, 10], {0: ITEM, 12: ITEM + 1, 3: ITEM + 1, 15: ITEM + 1, 8: ITEM + 1})
+    trees = grow(game, nets, make_roots(game, nets, [state] * 50, [1] * 50), 60, c_puct=50.0, outcomes=2)
+    slots = []
+    for slot in range(2):
+        child = trees.child[:, 0, :5, slot]  # four moves and staying
+        assert (child > 0).all()
+        after = np.take_along_axis(trees.state, child[:, :, None], 1)[:, :, PLAYERS : PLAYERS + 4]  # (50, 5, N)
+        assert (after[:, :, [0, 2, 3]] == after[:, :1, [0, 2, 3]]).all() and (after[:, 0, 1] != after[:, 4, 1]).all()
+        slots.append(after[:, 0])
+    assert (slots[0] != slots[1]).any(1).mean() > 0.3
+
+
 @pytest.mark.parametrize(("root", "opponents"), [("puct", "learned"), ("gumbel", "learned"), ("puct", "perfect")])
 def test_a_row_alone_grows_the_same_tree_as_in_a_batch(root, opponents):
     """Bitwise, all arrays of the tree; and `Search.run` gives the same whatever the size of its blocks."""
@@ -489,7 +507,7 @@ def test_perfect_opponents_follow_their_own_raw_policy():
     focal = np.array([np.flatnonzero(row)[0] for row in game.alive(states)])
     trees = grow(game, nets, make_roots(game, nets, states, focal, net=focal), 1, opponents="perfect")
     things, obs, legal = hop.Things(game), game.observe(states), game.legal(states)
-    hidden = torch.zeros(4, 30, 3, 4)
+    hidden = torch.zeros(4, 30, 3, nets["moa"].goal.shape[0])
     hidden[..., -2] = 1.0
     ids = torch.from_numpy(things(obs)).transpose(0, 1)
     t = torch.from_numpy(things.time(states[:, T])).expand(4, 30)
@@ -554,64 +572,64 @@ def see(mind, env, prior=None):
 
 
 def test_bayes_by_hand():
-    """Kinds stag, hare, aimless. No habits: 0.9 * (0.75, 0.25), 0.1. Then one action with likelihoods 0.5, 0.1, 0.2,
-    a second with 0 (counts as 0.001), 0.4, 0.2; a floor of 0.02 goes to the prior at each look."""
+    """Kinds stag, hare, habit, aimless. First 0.8 * (0.75, 0.25), 0.1, 0.1. Then an action with likelihoods 0.5, 0.1,
+    0.3, 0.2, a second with 0 (counts as 0.001), 0.4, 0.3, 0.2; a floor of 0.02 goes to the prior at each look."""
     env, mind = make_mind()
-    see(mind, env, [0.75, 0.25, 0.0])
-    prior = np.array([0.675, 0.225, 0.1])
+    see(mind, env, [0.75, 0.25, 0.0, 0.0])
+    prior = np.array([0.6, 0.2, 0.1, 0.1])
     assert mind.beliefs[1, 2] == pytest.approx(prior, abs=1e-6)
     expected, actions = prior, np.full((2, 4), STAY)
-    for likelihood in ((0.5, 0.1, 0.2), (0.0, 0.4, 0.2)):
+    for likelihood in ((0.5, 0.1, 0.3, 0.2), (0.0, 0.4, 0.3, 0.2)):
         mind.probs[1, 2, :, STAY] = likelihood
         mind.watch(actions, env.alive, np.zeros(2, bool))
         expected = expected * np.maximum(likelihood, 0.001)
         expected /= expected.sum()
         assert mind.beliefs[1, 2] == pytest.approx(expected, abs=1e-6)
-        see(mind, env, [0.75, 0.25, 0.0])
+        see(mind, env, [0.75, 0.25, 0.0, 0.0])
         expected = 0.98 * expected + 0.02 * prior
         assert mind.beliefs[1, 2] == pytest.approx(expected, abs=1e-6)
     assert mind.beliefs.sum(2) == pytest.approx(np.ones((2, 4)), abs=1e-5)
 
 
 def test_an_open_mind_by_hand():
-    """0.4 of the first belief in a kind goes to all kinds alike: 0.6 * (0.75, 0.25) + 0.4 * (0.5, 0.5), times 0.9."""
+    """0.4 of the first belief in a kind goes to all kinds alike: 0.6 * (0.75, 0.25) + 0.4 * (0.5, 0.5), times 0.8."""
     env, mind = make_mind(open_mind=0.4)
-    see(mind, env, [0.75, 0.25, 0.0])
-    assert mind.beliefs[0, 1] == pytest.approx([0.9 * 0.65, 0.9 * 0.35, 0.1], abs=1e-5)
+    see(mind, env, [0.75, 0.25, 0.0, 0.0])
+    assert mind.beliefs[0, 1] == pytest.approx([0.8 * 0.65, 0.8 * 0.35, 0.1, 0.1], abs=1e-5)
 
 
 def test_a_goal_whose_prey_was_taken_is_impossible():
     env, mind = make_mind()
-    see(mind, env, [0.75, 0.25, 0.0])
+    see(mind, env, [0.75, 0.25, 0.0, 0.0])
     states = env.states.copy()
     board = states[:, PLAYERS + 4 :]
     board[board == ITEM] = 0  # no stag left
     mind.watch(np.full((2, 4), STAY), env.alive, np.zeros(2, bool))
     before = mind.beliefs.copy()
     env.set_states(states)
-    see(mind, env, [0.75, 0.25, 0.0])
+    see(mind, env, [0.75, 0.25, 0.0, 0.0])
     assert not mind.beliefs[:, :, 0].any()
     kept = before[..., 1:] / before[..., 1:].sum(-1, keepdims=True)
-    assert mind.beliefs[..., 1:] == pytest.approx(0.98 * kept + 0.02 * np.array([0.9, 0.1]), abs=1e-5)
+    assert mind.beliefs[..., 1:] == pytest.approx(0.98 * kept + 0.02 * np.array([0.8, 0.1, 0.1]), abs=1e-5)
     drawn = np.zeros((8, 50, 3), np.int64)
     rows, focal = np.divmod(np.arange(8), 4)
     hop.draw_goals(mind.beliefs, mind.alive, rows, focal, mind.streams, drawn, np.zeros((8, 50), np.uint64))
-    assert set(np.unique(drawn)) == {1, 2}  # nobody is thought to hunt the stag
+    assert set(np.unique(drawn)) == {1, 2, 3}  # nobody is thought to hunt the stag
 
 
 def test_what_was_pursued_is_carried_over():
     """Habits: 0.995 of the old plus this episode's last belief; the next episode starts from habits + one prior."""
     env, mind = make_mind()
-    see(mind, env, [0.75, 0.25, 0.0])
-    prior = np.array([0.675, 0.225, 0.1])
-    mind.habits[1, 2] = 2.0, 4.0, 0.0
-    mind.probs[1, 2, :, STAY] = 0.5, 0.1, 0.2
+    see(mind, env, [0.75, 0.25, 0.0, 0.0])
+    prior = np.array([0.6, 0.2, 0.1, 0.1])
+    mind.habits[1, 2] = 2.0, 4.0, 1.0, 0.0
+    mind.probs[1, 2, :, STAY] = 0.5, 0.1, 0.3, 0.2
     done = np.array([False, True])
     mind.watch(np.full((2, 4), STAY), env.alive, done)
-    last = prior * (0.5, 0.1, 0.2)
-    habits = 0.995 * np.array([2.0, 4.0, 0.0]) + last / last.sum()
+    last = prior * (0.5, 0.1, 0.3, 0.2)
+    habits = 0.995 * np.array([2.0, 4.0, 1.0, 0.0]) + last / last.sum()
     assert mind.habits[1, 2] == pytest.approx(habits, abs=1e-5) and not mind.habits[0].any()
-    see(mind, env, [0.75, 0.25, 0.0])
+    see(mind, env, [0.75, 0.25, 0.0, 0.0])
     assert mind.beliefs[1, 2] == pytest.approx((habits + prior) / (habits + prior).sum(), abs=1e-5)
     assert mind.settled[1].sum() == 0  # a new episode
 
@@ -619,14 +637,14 @@ def test_what_was_pursued_is_carried_over():
 def test_switches_of_opponent_modelling():
     for intra, inter in ((False, True), (True, False), (False, False)):
         env, mind = make_mind(intra_om=intra, inter_om=inter)
-        see(mind, env, [0.75, 0.25, 0.0])
-        prior = np.array([0.675, 0.225, 0.1])
-        mind.probs[1, 2, :, STAY] = 0.5, 0.1, 0.2
+        see(mind, env, [0.75, 0.25, 0.0, 0.0])
+        prior = np.array([0.6, 0.2, 0.1, 0.1])
+        mind.probs[1, 2, :, STAY] = 0.5, 0.1, 0.3, 0.2
         mind.watch(np.full((2, 4), STAY), env.alive, np.array([False, True]))
-        moved = prior * (0.5, 0.1, 0.2)
+        moved = prior * (0.5, 0.1, 0.3, 0.2)
         pursued = moved / moved.sum() if intra else prior
         assert mind.beliefs[1, 2] == pytest.approx(pursued, abs=1e-6)
-        see(mind, env, [0.75, 0.25, 0.0])
+        see(mind, env, [0.75, 0.25, 0.0, 0.0])
         first = (pursued + prior) / 2 if inter else prior
         assert mind.beliefs[1, 2] == pytest.approx(first, abs=1e-5)
     env, mind = make_mind("none")
@@ -649,10 +667,11 @@ def test_learned_goals_are_the_encoders_view_of_standing_on_each_item():
             state[PLAYERS + player] = cell
             seen = torch.from_numpy(env.game.observe(state[None])[:, player])
             z = mind.nets["vae"].encode(seen)[0][0].numpy()
-            assert np.abs(mind.goal[b, player, k, :-2] - z).max() < 1e-4
-        assert mind.goal[b, player, 5].tolist() == [0.0] * 8 + [0.0, 1.0]  # aimless
+            assert np.abs(mind.goal[b, player, k, :-3] - z).max() < 1e-4
+        assert mind.goal[b, player, 5].tolist() == [0.0] * 8 + [1.0, 0.0, 0.0]  # habit
+        assert mind.goal[b, player, 6].tolist() == [0.0] * 8 + [0.0, 0.0, 1.0]  # aimless
     assert mind.beliefs.sum(2) == pytest.approx(np.ones((6, 4)), abs=1e-5)
-    assert mind.beliefs[:, :, 5] == pytest.approx(np.full((6, 4), 0.1), abs=1e-5)
+    assert mind.beliefs[:, :, 5:] == pytest.approx(np.full((6, 4, 2), 0.1), abs=1e-5)
 
 
 @pytest.mark.parametrize("goal_mode", ["learned", "oracle", "none"])
@@ -717,7 +736,7 @@ def test_dream_players_act_legally_for_goals_on_the_board():
                 assert np.take_along_axis(mind.there()[rows], dream.goal, 1).all()
                 kind = np.take_along_axis(mind.kinds_of_goals()[rows].argmax(2), dream.goal, 1)
                 left = (env.states[8:, PLAYERS + 4 :, None] == ITEM + np.arange(2)).any(1)  # (12, kinds)
-                possible = np.concatenate([left, np.ones((12, 1), bool)], 1)
+                possible = np.concatenate([left, np.ones((12, 2), bool)], 1)
                 wanted = np.take_along_axis(possible, dream.kind, 1)
                 assert (kind == dream.kind)[wanted & env.alive[8:]].mean() > 0.95
             actions[:8] = STAY
@@ -788,8 +807,8 @@ def test_goals_of_hindsight():
     steps = np.array([[[1, -1]], [[1, -1]]])  # (T=2, B=1, N=2)
     action = np.array([[[0, 0]], [[HARE, STAG]]])
     goals = hop.goals_of(steps, np.zeros((2, 1, 2, *env.spec.obs_shape), np.uint8), action, mind)
-    assert goals[:, 0, 0].tolist() == [[0.0, 1.0, 0.0, 0.0]] * 2  # the hare
-    assert goals[:, 0, 1].tolist() == [[0.0, 0.0, 1.0, 0.0]] * 2  # hidden
+    assert goals[:, 0, 0].tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]] * 2  # the hare
+    assert goals[:, 0, 1].tolist() == [[0.0, 0.0, 0.0, 1.0, 0.0]] * 2  # hidden
     env, mind = make_mind("learned")
     obs = np.stack([env.obs[:, :2], env.obs[:, 2:]])  # (T=2, B=2, N=2, ...)
     steps = np.array([[[1, 0], [-1, 1]], [[1, -1], [1, 1]]])
@@ -798,8 +817,44 @@ def test_goals_of_hindsight():
         want = mind.hidden_goal
         if steps[t, b, i] >= 0:
             z = mind.nets["vae"].encode(torch.from_numpy(obs[steps[t, b, i], b, i][None]))[0][0].numpy()
-            want = np.concatenate([z, [0.0, 0.0]])
+            want = np.concatenate([z, [0.0, 0.0, 0.0]])
         assert np.abs(goals[t, b, i] - want).max() < 1e-5
+
+
+def test_half_of_what_is_met_teaches_habits():
+    """Of players met in games half the goals become "habit", the others stay; without goals there is no such thing."""
+    for goal_mode in ("oracle", "none"):
+        mind = make_mind(goal_mode)[1]
+        goals = np.random.default_rng(0).random((4000, mind.goal_size)).astype(np.float32)
+        taught = hop.with_habits(goals, mind, np.random.default_rng(1))
+        habit = (taught == mind.habit_goal).all(1)
+        assert (taught[~habit] == goals[~habit]).all()
+        assert habit.mean() == pytest.approx(0.5, abs=0.05) if goal_mode == "oracle" else not habit.any()
+
+
+def test_habits_start_as_what_is_known_of_anybody_and_follow_those_met():
+    """Before the first game a habit predicts what a hidden goal does; learning from players who never move teaches the
+    habit alone, as rule-based play (which hides goals, too) says otherwise."""
+    mind = make_mind("oracle", num_envs=16)[1]
+    nets, args, rng = mind.nets, mind.args, np.random.default_rng(0)
+    rows, sequences = hop.offline_play(replace(args, offline_steps=400), mind, 3)
+    nets.requires_grad_(True)
+    hop.learn_offline(replace(args, offline_updates=4), nets, rows, sequences, rng)
+    assert torch.equal(nets["moa"].goal[-3], nets["moa"].goal[-2])
+    met = {name: x[rows["action"] < STAY] for name, x in rows.items()}  # the same boards, where rules say: move
+    met |= {"action": np.full(len(met["t"]), STAY)}
+    met["goal"] = hop.with_habits(met["goal"], mind, rng)
+    optimizer = torch.optim.Adam(nets["moa"].parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = hop.moa_loss(nets["moa"], hop.moa_batch(args, met, rows, rng), args.hide_prob, rng)
+        hop.step(optimizer, loss, nets["moa"], args)
+    with torch.no_grad():
+        board = [torch.from_numpy(met[name]) for name in ("ids", "t", "legal")]
+        stays = [
+            nets["moa"](*board, torch.from_numpy(goal).expand(len(met["t"]), -1)).exp()[:, STAY].mean().item()
+            for goal in (mind.habit_goal, mind.hidden_goal)
+        ]
+    assert stays[0] > 0.9 and stays[1] < 0.7
 
 
 # learning
