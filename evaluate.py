@@ -6,6 +6,8 @@
     python evaluate.py --env-id smac-3m --roles runs/<team> --episodes 256 --gif fight.gif
     python evaluate.py --adaptation runs/<hop> --compare runs/<ppo> --strangers runs/<ppo of another seed> \
         --best-responses runs/best_response --csv adaptation.csv --plot adaptation.png
+    python evaluate.py --adaptation runs/<seed 1>,runs/<seed 2>,runs/<seed 3> --line-ups "nh,nh,nh;ns,nh,random"
+    python evaluate.py --beliefs runs/<hop> --belief-roles fixed --plot beliefs.png
 
 A role is a rule-based player, a run folder (its best checkpoint), or a checkpoint folder; `@2` picks the second learner
 of a run. How any script's checkpoint becomes a player is one convention, told in envs/roles.py. Every episode is the
@@ -14,30 +16,35 @@ one role, the team: a run folder, a checkpoint folder or a rule-based team.
 
 `--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
 its return grows with what it learns of them, beside its raw policy and agents that do not adapt. `--beliefs` shows what
-it believes of rule-based players whose goals are known.
+it believes of rule-based players whose goals are known, and whether it can be taken at its word. Both take several
+agents (seeds of one kind) and pool them, each in games of its own.
 """
 
 import csv
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 import tyro
+from tqdm import tqdm
 
 import envs
 from envs.grid import ITEM, PLAYERS
-from envs.players import SEEKER
+from envs.players import RulePlayers
+from envs.players import names as rule_names
 from envs.recording import rule_probabilities
-from envs.roles import Episodes, Seats, load_policy, load_team, parse_roles, play_episodes
+from envs.roles import Episodes, Seats, find_checkpoint, load_policy, load_team, parse_roles, play_episodes
 
 CHUNK = 4096  # episodes played side by side
 LINE_UPS = ("ns,ns,ns", "nh,nh,nh", "random,random,random", "ns,nh,random", "ns,ns,random")  # of the adaptation table
 PHASES = {"1-5": slice(0, 5), "6-15": slice(5, 15), "16-30": slice(15, 30)}  # episodes
+ENOUGH = 3  # agents for an interval over agents
+NEXT_GAMES = 100_000  # added to the seed for each further agent: were the games the same, so would be their luck
 
 
 @dataclass
@@ -67,23 +74,27 @@ class Args:
 
     # adaptation
     adaptation: str = ""
-    """run folder of an agent that adapts: make its adaptation table instead"""
+    """run folder of an agent that adapts, or several separated by commas: make their adaptation table instead"""
     adapt: Literal["beliefs", "online"] = "beliefs"
     """what may change while it plays: its beliefs alone, or also its opponent model"""
     simulations: int = 0
     """adaptation: simulations per tree of the agent that adapts (0: as many as it learned with)"""
     compare: str = ""
-    """adaptation: run folder of an agent that does not adapt, to play in its place"""
+    """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
     strangers: str = ""
     """adaptation: run folder of agents that are co-players, too"""
     best_responses: str = ""
     """adaptation: folder with runs of a learner (in seat 1) trained among the same co-players"""
+    line_ups: str = ""
+    """adaptation: whom to meet, e.g. "nh,nh,nh;ns,nh,random;strangers" (empty: five, and strangers if given)"""
     runs: int = 200
-    """adaptation: how often each line-up is played for 30 episodes"""
+    """adaptation: how often each agent plays each line-up for 30 episodes; beliefs: games watched side by side"""
     beliefs: str = ""
-    """run folder of an agent that infers goals: show how well it does, watching rule-based players"""
+    """run folder of an agent that infers goals, or several: show how well it does, watching rule-based players"""
+    belief_roles: Literal["mix", "fixed"] = "mix"
+    """beliefs: a player's role is drawn anew for each episode, or stays the same throughout a game"""
     plot: str = ""
-    """adaptation: write the learning curves to this picture"""
+    """adaptation: write the learning curves to this picture; beliefs: how true they are and how they grow"""
 
 
 def parse_settings(pairs: tuple[str, ...]) -> dict:
@@ -184,15 +195,15 @@ def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how
     """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, adapt)."""
     alone = how.get("adapt") == "online"  # then every run changes networks of its own: one game at a time
     returns = []
-    for run in range(args.runs if alone else 1):
+    quiet = not alone or not sys.stderr.isatty()
+    for run in tqdm(range(args.runs if alone else 1), f"{Path(agent).name} online", leave=False, disable=quiet):
         env = envs.make(args.env_id, num_envs=1 if alone else args.runs, seed=args.seed + run, **settings)
         policy = load_policy(agent, env, 0, args.seed + run, args.greedy)
         for name, value in how.items():
             if not hasattr(policy, name):
                 raise envs.ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
             setattr(policy, name, value)
-        roles = [agent, *others]
-        seats = Seats(env, roles, agent, args.seed + 1000 + run, args.greedy, {0: policy})
+        seats = Seats(env, [agent, *others], agent, args.seed + 1000 + run, args.greedy, {0: policy})
         returns.append(play_in_a_row(env, seats, 30))
     return np.concatenate(returns)
 
@@ -207,71 +218,134 @@ def find_best_responses(folder: str) -> dict[str, list[str]]:
     return found
 
 
+def parse_agents(flag: str, text: str) -> list[str]:
+    """Run folders separated by commas, all there and each named once."""
+    agents = [agent.strip() for agent in text.split(",")] if text else []
+    for agent in agents:
+        if agents.count(agent) > 1:
+            raise envs.ConfigError(f"--{flag} names '{agent}' twice, which makes no second agent")
+        find_checkpoint(agent.partition("@")[0])
+    return agents
+
+
+def parse_line_ups(args: Args, settings: dict) -> dict[str, list[str]]:
+    """Name -> co-players of seat 1, all of them known."""
+    game = envs.game(args.env_id, **settings)
+    known, count = rule_names(game), game.num_players - 1
+    texts = args.line_ups.split(";") if args.line_ups else [*LINE_UPS, *["strangers"] * bool(args.strangers)]
+    line_ups = {text.strip(): [role.strip() for role in text.split(",")] for text in texts}
+    if "strangers" in line_ups:
+        if not args.strangers:
+            raise envs.ConfigError("the line-up 'strangers' needs --strangers, their run folder")
+        line_ups["strangers"] = [args.strangers] * count
+    for text, others in line_ups.items():
+        if len(others) != count:
+            raise envs.ConfigError(f"line-up '{text}' must name the {count} co-players of seat 1 in {args.env_id}")
+        for role in (role for role in others if role not in known):
+            if not role or not Path(role.partition("@")[0]).is_dir():
+                valid = f"{', '.join(known)}, or the path of a run folder"
+                raise envs.ConfigError(f"unknown role '{role}' in line-up '{text}'; valid are {valid}")
+            find_checkpoint(role.partition("@")[0])
+    return line_ups
+
+
+def t_interval(means: list[float]) -> float:
+    """Half width of the 95 % interval of the mean of a few agents' means."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / len(means) ** 0.5)
+
+
+def summarise_runs(parts: list[np.ndarray], over: str) -> dict:
+    """Cells of the adaptation table; parts: (runs, 30) returns of each agent; `over` says what ci95 is over."""
+    cells = {"agents": len(parts), "runs": sum(map(len, parts)), "ci95 over": over}
+    for phase, episodes in PHASES.items():
+        means = [part[:, episodes].mean(1) for part in parts]
+        mean = np.concatenate(means)  # (runs of all agents,)
+        ci95 = t_interval([m.mean() for m in means]) if over == "agents" else 1.96 * mean.std() / len(mean) ** 0.5
+        cells |= {phase: mean.mean().item(), f"ci95 {phase}": float(ci95)}
+    return cells
+
+
 def adaptation(args: Args, settings: dict) -> list[dict]:
-    """The rows of the adaptation table, one per line-up and player of seat 1; curves in `returns`."""
-    spec = envs.game(args.env_id, **settings).spec()
-    line_ups = {text: text.split(",") for text in LINE_UPS}
-    if args.strangers:
-        line_ups["strangers"] = [args.strangers] * (spec.num_players - 1)
-    if any(len(others) != spec.num_players - 1 for others in line_ups.values()):
-        raise envs.ConfigError(f"the line-ups of the adaptation table are for 4 players, {args.env_id} has other ones")
+    """The rows of the adaptation table, one per line-up and player of seat 1, all its agents pooled, then one per agent
+    if there are several; curves in `returns`."""
+    line_ups = parse_line_ups(args, settings)
+    agents, compared = parse_agents("adaptation", args.adaptation), parse_agents("compare", args.compare)
+    num_seeds = max(len(agents), len(compared))  # of games: the k-th agents of all players meet the same starts
+    print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation} (--adapt {args.adapt})")
     best = find_best_responses(args.best_responses) if args.best_responses else {}
     rows = []
     budget = {"simulations": args.simulations} if args.simulations else {}
     for name, others in line_ups.items():
         players = {
-            "adapts": (args.adaptation, {"adapt": args.adapt} | budget),
-            "raw policy": (args.adaptation, {"planned": False}),
+            "adapts": (agents, {"adapt": args.adapt} | budget),
+            "raw policy": (agents, {"planned": False}),
+            "does not adapt": (compared, {}),
+            "best response": (best.get(",".join(others)) or best.get(",".join(others[-1:] + others[:-1]), []), {}),
         }
-        if args.compare:
-            players["does not adapt"] = (args.compare, {})
-        responses = best.get(",".join(others), []) or best.get(",".join(others[-1:] + others[:-1]), [])
-        played = {label: adapt_among(args, agent, others, settings, **how) for label, (agent, how) in players.items()}
-        if responses:
-            played["best response"] = np.concatenate([adapt_among(args, run, others, settings) for run in responses])
+        played: dict[str, dict[str, np.ndarray]] = {}  # player -> agent -> (runs, 30)
+        for label, (several, how) in players.items():
+            for k, agent in enumerate(several):
+                games = replace(args, seed=args.seed + NEXT_GAMES * (k % num_seeds))
+                played.setdefault(label, {})[agent] = adapt_among(games, agent, others, settings, **how)
+        responses = [returns[:, PHASES["16-30"]].mean() for returns in played.get("best response", {}).values()]
         for label, returns in played.items():
-            row = {"among": name, "player 1": label, "runs": len(returns)}
-            for phase, episodes in PHASES.items():
-                mean = returns[:, episodes].mean(1)
-                row |= {phase: mean.mean().item(), f"ci95 {phase}": 1.96 * mean.std().item() / len(mean) ** 0.5}
-            share = row["16-30"] / played["best response"][:, PHASES["16-30"]].mean() if responses else np.nan
-            rows.append(row | {"share of best": float(share), "returns": returns.mean(0).round(4).tolist()})
-        print_table([{k: v for k, v in row.items() if k != "returns"} for row in rows if row["among"] == name])
+            groups = {"all": list(returns.values())}
+            groups |= {agent: [part] for agent, part in returns.items() if len(returns) > 1}
+            for agent, parts in groups.items():
+                # agents that met the same starts are no independent sample
+                cells = summarise_runs(parts, "agents" if ENOUGH <= len(parts) <= num_seeds else "runs")
+                cells["share of best"] = float(cells["16-30"] / np.mean(responses)) if responses else np.nan
+                cells["returns"] = np.concatenate(parts).mean(0).round(4).tolist()
+                rows.append({"among": name, "player 1": label, "agent": agent} | cells)
+        print_table([row for row in rows if row["among"] == name and row["agent"] == "all"], hide=("agent", "returns"))
     return rows
 
 
-def watch_beliefs(args: Args, settings: dict) -> list[dict]:
-    """What a run's mind believes of seekers it only watches (drawn for each episode), beside exact Bayes on the rules.
+def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarray]:
+    """What a run's mind believes of seekers it only watches, beside exact Bayes on the rules, at M steps of players:
 
-    One row per number of actions seen: mass on the kind of item the player seeks, on the very item it will take, share
-    of actions predicted, and what a perfect predictor of these rules that must infer the role would get.
+    n (M,) actions seen in the episode; believed (M, kinds + 1) mass on each kind of item, aimless last, and sought
+    (M, kinds + 1) what the player is after; exact (M,) what exact Bayes gives its role; item (M,) mass on the very item
+    it will take; top1 (M,) whether its action was predicted, and ceiling (M,) how likely a perfect predictor is right
+    that knows the rules but not the role. `believed` and `exact` are NaN once a kind of item is gone from the board: up
+    to then what a player seeks is its role.
     """
     env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
-    mind = getattr(load_policy(args.beliefs, env, 0, args.seed), "mind", None)
+    mind = getattr(load_policy(agent, env, 0, args.seed), "mind", None)
     if mind is None or mind.args.goal_mode == "none":
-        raise envs.ConfigError(f"'{args.beliefs}' believes nothing of goals")
+        raise envs.ConfigError(f"'{agent}' believes nothing of goals")
     game, shape = env.game, (env.num_envs, env.spec.num_players)
-    roles, wanted = list(game.mix), np.array([game.seekers[role][0] for role in game.mix])
-    codes = np.array([SEEKER + list(game.seekers).index(role) for role in roles])
-    seats = Seats(env, ["mix"] * shape[1], None, args.seed)
+    if not all(game.item_counts):
+        raise envs.ConfigError(f"--beliefs needs every kind of item on the board: {', '.join(game.kinds)}")
+    kinds, roles = np.arange(len(game.kinds)), list(game.mix)
+    wanted = np.eye(len(kinds) + 1)[[game.seekers.get(role, (-1,))[0] for role in roles]]  # (roles, kinds + 1)
+    players, fixed = RulePlayers(game, ["mix"] * shape[1], shape[0], args.seed), args.belief_roles == "fixed"
+    if fixed:  # each role in as many seats of all games
+        seats = np.random.default_rng(args.seed).permutation(shape[0] * shape[1])
+        players.drawn[:] = players.mixed[seats % len(roles)].reshape(shape)
     exact = np.full((*shape, len(roles)), 1 / len(roles))  # posterior over roles by the rules themselves
-    steps: dict[str, list] = {"n": [], "kind": [], "item": [], "top1": [], "ceiling": []}
+    steps: dict[str, list] = {name: [] for name in "n believed sought exact item top1 ceiling".split()}
     hunts: list[list] = [[] for _ in range(shape[0] * shape[1])]  # of the running episodes: where in `steps`, beliefs
-    for _ in range(args.episodes * 4 // args.runs):
+    for _ in range(max(1, args.episodes * 4 // args.runs)):
         mind.look(env)
-        actions = seats.act()
+        actions = players.act(env.obs, env.legal, np.ones_like(env.t) if fixed else env.t)  # roles are drawn at t = 0
         row, player = np.nonzero(env.alive)
         each, did = np.arange(len(row)), actions[row, player]
         obs, legal, posterior = env.obs[row, player], env.legal[row, player], exact[row, player].T  # (roles, M)
         chances = np.stack([rule_probabilities(game, role, obs, legal) for role in roles])  # (roles, M, A)
-        kind = wanted[(seats.rules.drawn[row, player][:, None] == codes).argmax(1)]
-        left = (env.states[row][:, PLAYERS + shape[1] :] == (ITEM + kind)[:, None]).any(1)
-        kinds = np.einsum("bnk,bkc->bnc", mind.beliefs, mind.kinds_of_goals())[row, player, kind]
+        role = (players.drawn[row, player][:, None] == players.mixed).argmax(1)
+        board = env.states[row][:, PLAYERS + shape[1] :]
+        gone = ~(board[:, :, None] == ITEM + kinds).any(1).all(1)
+        believed = np.einsum("bnk,bkc->bnc", mind.beliefs, mind.kinds_of_goals())[row, player]
         predicted = mind.predict()[row, player]
         for b, i, place in zip(row, player, range(len(steps["n"]), len(steps["n"]) + len(row)), strict=True):
             hunts[b * shape[1] + i].append((place, mind.beliefs[b, i].copy()))
         steps["n"] += env.t[row].tolist()
-        steps["kind"] += np.where(left, kinds, np.nan).tolist()
+        steps["believed"] += np.where(gone[:, None], np.nan, believed).tolist()
+        steps["sought"] += wanted[role].tolist()
+        steps["exact"] += np.where(gone, np.nan, posterior[role, each]).tolist()
         steps["item"] += [np.nan] * len(row)
         steps["top1"] += (predicted[each, did] >= predicted.max(1)).tolist()
         steps["ceiling"] += np.einsum("rm,rma->ma", posterior, chances).max(1).tolist()
@@ -285,30 +359,95 @@ def watch_beliefs(args: Args, settings: dict) -> list[dict]:
                 if info["taken"][b, i] and mind.args.goal_mode == "learned":
                     steps["item"][place] = float(beliefs[cells[b] == places[b, i]].sum())
             hunts[b * shape[1] + i] = []
-        exact[info["done"]] = 1 / len(roles)
-    table = {name: np.array(values, float) for name, values in steps.items()}
+        if not fixed:
+            exact[info["done"]] = 1 / len(roles)
+    return {name: np.array(values, float) for name, values in steps.items()}
+
+
+def calibrate(believed: np.ndarray, true: np.ndarray) -> tuple[list[dict], float]:
+    """Ten bins of beliefs in something against how often it was true, and the expected calibration error: how far off
+    the beliefs of a bin are, on average over all beliefs. NaN is no belief."""
+    believed, true = believed[np.isfinite(believed)], true[np.isfinite(believed)]
+    place = np.minimum((believed * 10 + 1e-6).astype(int), 9)  # an edge is in the upper bin, however it is rounded
+    bins = []
+    for k in np.unique(place):
+        here = place == k
+        row = {"belief": f"{k / 10:.1f}-{(k + 1) / 10:.1f}", "count": here.sum().item()}
+        bins.append(row | {"mean belief": believed[here].mean().item(), "frequency": true[here].mean().item()})
+    return bins, sum(row["count"] * abs(row["mean belief"] - row["frequency"]) for row in bins) / max(1, len(believed))
+
+
+def summarise_beliefs(agent: str, tables: list[dict[str, np.ndarray]]) -> list[dict]:
+    """One row per number of actions seen, over the steps of all tables; from enough agents, with ci95 of the belief."""
+
+    def mean(values: np.ndarray) -> float:
+        known = values[np.isfinite(values)]
+        return known.mean().item() if len(known) else np.nan
+
     rows = []
-    for low, high in ((0, 1), (1, 2), (2, 3), (4, 5), (8, 9), (0, 1 << 30)):
-        some = (table["n"] >= low) & (table["n"] < high)
+    table = {name: np.concatenate([part[name] for part in tables]) for name in tables[0]}
+    table["kind"] = (table["believed"] * table["sought"]).sum(1)
+    owner = np.repeat(range(len(tables)), [len(part["n"]) for part in tables])
+    for seen in ("0", "1", "2", "4", "8", "all"):
+        some = np.full(len(owner), True) if seen == "all" else table["n"] == int(seen)
         if some.any():
-            mean = {name: float(np.nanmean(values[some])) for name, values in table.items()}
-            row = {"actions seen": "all" if high > 9 else str(low), "steps": int(some.sum())}
-            row |= {"belief in true kind": mean["kind"], "in the item taken": mean["item"], "top-1": mean["top1"]}
-            rows.append(row | {"ceiling": mean["ceiling"], "share": mean["top1"] / mean["ceiling"]})
-    sure = table["kind"][np.isfinite(table["kind"])]
-    top = np.maximum(sure, 1 - sure)
-    print("calibration: how often the likelier of 'the true kind' and 'anything else' was the true kind")
-    for low in (0.5, 0.6, 0.7, 0.8, 0.9):
-        inside = (top >= low) & (top < low + 0.1 + 1e-9)
-        if inside.any():
-            print(f"  believed {top[inside].mean():.3f}: true {(sure[inside] > 0.5).mean():.3f} of {inside.sum()}")
+            row = {"actions seen": seen, "agent": agent, "steps": int(some.sum())}
+            row["belief in true kind"] = mean(table["kind"][some])
+            if len(tables) >= ENOUGH:
+                row["ci95"] = t_interval([mean(table["kind"][some & (owner == k)]) for k in range(len(tables))])
+            columns = {"exact Bayes": "exact", "in the item taken": "item", "top-1": "top1", "ceiling": "ceiling"}
+            row |= {title: mean(table[name][some]) for title, name in columns.items()}
+            rows.append(row | {"share": row["top-1"] / row["ceiling"]})
     return rows
+
+
+def beliefs(args: Args, settings: dict) -> None:
+    """Print, draw and write what agents believe, pooled; each agent watches games of its own."""
+    tables = {}
+    for k, agent in enumerate(parse_agents("beliefs", args.beliefs)):
+        tables[agent] = watch_beliefs(replace(args, seed=args.seed + NEXT_GAMES * k), agent, settings)
+    rows = summarise_beliefs("all", list(tables.values()))
+    roles = {"mix": "drawn for each episode", "fixed": "kept throughout a game"}[args.belief_roles]
+    print(f"{args.env_id}, agents: {len(tables)}, games watched by each: {args.runs}, roles {roles}")
+    print_table(rows, hide=("agent",))
+    claims = [(table["believed"][:, :-1].ravel(), table["sought"][:, :-1].ravel()) for table in tables.values()]
+    bins, error = calibrate(*map(np.concatenate, zip(*claims, strict=True)))
+    print("\ncalibration: belief that a player seeks a kind of item, and how often it did")
+    print_table(bins)
+    of_agents = ", ".join(f"{calibrate(*claim)[1]:.3f}" for claim in claims)
+    print(f"expected calibration error: {error:.3f}" + (f" (agent by agent: {of_agents})" if len(tables) > 1 else ""))
+    if args.plot:
+        plot_beliefs(args.plot, rows, bins, error)
+    for agent, table in tables.items() if len(tables) > 1 else ():
+        rows += [dict.fromkeys(rows[0], np.nan) | row for row in summarise_beliefs(agent, [table])]
+    write_rows(args, settings, rows, calibration=bins, calibration_error=error)
+
+
+def plot_beliefs(path: str, rows: list[dict], bins: list[dict], error: float) -> None:
+    """Left how often beliefs are true, right how the belief in the true kind grows with the actions seen."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    believed, true, count = (np.array([row[name] for row in bins]) for name in ("mean belief", "frequency", "count"))
+    left.plot([0, 1], [0, 1], "--", color="#555555", lw=1)
+    left.plot(believed, true, color="C3")
+    left.scatter(believed, true, 10 + 150 * count / count.sum(), "C3")
+    left.set(title=f"calibration error {error:.3f}", xlabel="belief that a player seeks a kind", ylabel="frequency")
+    rows = [row for row in rows if row["actions seen"] != "all"]
+    seen, kind, exact = ([row[name] for row in rows] for name in ("actions seen", "belief in true kind", "exact Bayes"))
+    right.plot(seen, exact, "--", color="#555555", lw=1, label="exact Bayes")
+    right.errorbar(seen, kind, [row.get("ci95", 0.0) for row in rows], color="C3", marker="o", ms=4, label="agent")
+    right.set(xlabel="actions seen in the episode", ylabel="belief in the true kind", ylim=(0, 1.02))
+    right.legend(fontsize=8, loc="lower right")
+    figure.savefig(path, dpi=120)
 
 
 def plot_adaptation(path: str, rows: list[dict]) -> None:
     """A panel per line-up: return of seat 1 over the episodes of a run."""
     from matplotlib.figure import Figure
 
+    rows = [row for row in rows if row["agent"] == "all"]
     names = list(dict.fromkeys(row["among"] for row in rows))
     figure = Figure(figsize=(3.4 * min(3, len(names)), 2.7 * -(-len(names) // 3)), layout="constrained")
     styles = {"adapts": ("C3", "-", 2.0), "raw policy": ("C1", "-", 1.0), "does not adapt": ("C0", "-", 1.0)}
@@ -385,13 +524,13 @@ def film_battle(args: Args, settings: dict) -> None:
     write_gif(args.gif, shown, 4 * args.fps, [len(shown) - 1])
 
 
-def print_table(rows: list[dict]) -> None:
-    names = list(rows[0])
+def print_table(rows: list[dict], hide: tuple[str, ...] = ()) -> None:
+    names = [name for name in rows[0] if name not in hide]
     cells = [[f"{row[name]:.3f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
     widths = [max(len(name), *(len(line[k]) for line in cells)) for k, name in enumerate(names)]
+    places = ["<" if isinstance(rows[0][name], str) else ">" for name in names]
     for line in [names, ["-" * width for width in widths], *cells]:
-        left = [cell.ljust(width) for cell, width in zip(line[:2], widths[:2], strict=True)]
-        print("  ".join(left + [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]))
+        print("  ".join(f"{cell:{place}{width}}" for cell, place, width in zip(line, places, widths, strict=True)))
 
 
 def write_atomically(path: str, text: str) -> None:
@@ -405,24 +544,18 @@ def main(args: Args) -> None:
         folder = Path(getattr(args, name) or ".").parent
         if not folder.is_dir():
             raise envs.ConfigError(f"--{name} {getattr(args, name)}: there is no folder '{folder}'")
-    if args.episodes < 1:
-        raise envs.ConfigError(f"--episodes must be at least 1, not {args.episodes}")
-    if args.seed < 0:
-        raise envs.ConfigError(f"--seed must be at least 0, not {args.seed}")
+    for name, least in (("episodes", 1), ("seed", 0), ("runs", 1)):
+        if getattr(args, name) < least:
+            raise envs.ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}")
     settings = parse_settings(args.set)
     if args.adaptation:
-        if args.runs < 1:
-            raise envs.ConfigError(f"--runs must be at least 1, not {args.runs}")
-        print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation} (--adapt {args.adapt})")
         rows = adaptation(args, settings)
         if args.plot:
             plot_adaptation(args.plot, rows)
         write_rows(args, settings, rows)
         return
     if args.beliefs:
-        rows = watch_beliefs(args, settings)
-        print_table(rows)
-        write_rows(args, settings, rows)
+        beliefs(args, settings)
         return
     is_battle = args.env_id.startswith(("smac-", "smaclite-"))
     rows = evaluate_battle(args, settings) if is_battle else evaluate(args, settings)
@@ -435,10 +568,11 @@ def main(args: Args) -> None:
         print(f"GIF: {args.gif}")
 
 
-def write_rows(args: Args, settings: dict, rows: list[dict]) -> None:
+def write_rows(args: Args, settings: dict, rows: list[dict], **more) -> None:
+    """The rows to the JSON and CSV files asked for; `more` goes to the JSON alone."""
     if args.json:
         content = {"env_id": args.env_id, "settings": settings, "seed": args.seed, "greedy": args.greedy, "rows": rows}
-        write_atomically(args.json, json.dumps(content, indent=2) + "\n")
+        write_atomically(args.json, json.dumps(content | more, indent=2) + "\n")
     if args.csv:
         with open(args.csv + ".tmp", "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -472,6 +473,23 @@ def test_a_checkpoint_plays_and_adapts(finished):
     for how in ({"adapt": "beliefs"}, {"planned": False}, {"adapt": "online"}):
         returns = evaluate.adapt_among(args, str(finished), ["ns", "nh", "random"], {}, **how)
         assert returns.shape == (2, 30) and np.isfinite(returns).all()
+
+
+def test_checkpoints_are_watched_and_pooled(finished, tmp_path):
+    """Twice the same agent: pooled steps are those of both, each in games of its own; all kinds' beliefs sum to one."""
+    again = shutil.copytree(finished, tmp_path / "again")
+    files = {"csv": str(tmp_path / "b.csv"), "plot": str(tmp_path / "b.png")}
+    agents = f"{finished},{again}"
+    evaluate.main(evaluate.Args(beliefs=agents, runs=8, episodes=16, belief_roles="fixed", **files))
+    with open(tmp_path / "b.csv", newline="") as file:
+        steps = {row["agent"]: int(row["steps"]) for row in csv.DictReader(file) if row["actions seen"] == "all"}
+    assert steps["all"] == steps[str(finished)] + steps[str(again)] and (tmp_path / "b.png").stat().st_size > 5000
+    table = evaluate.watch_beliefs(evaluate.Args(runs=8, episodes=16), str(finished), {})
+    believed = table["believed"][np.isfinite(table["exact"])]
+    assert len(believed) and believed.min() >= 0 and believed.sum(1) == pytest.approx(1.0, abs=1e-5)
+    rows = evaluate.adaptation(evaluate.Args(adaptation=agents, runs=2, line_ups="ns,nh,random"), {})
+    for pooled, first, second in (rows[:3], rows[3:]):
+        assert pooled["16-30"] == pytest.approx((first["16-30"] + second["16-30"]) / 2) and pooled["runs"] == 4
 
 
 def test_what_both_scripts_share_reads_the_same():

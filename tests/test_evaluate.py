@@ -1,0 +1,327 @@
+"""evaluate.py: several agents pooled, line-ups, calibration and lasting roles, against figures worked out by hand."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import envs
+import evaluate
+from envs.players import SEEKER
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_agents(folder: Path, *names: str) -> list[str]:
+    """Folders that look like checkpoints, for tests that put players of their own behind them."""
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "spec.json").write_text("{}")
+    return [str(folder / name) for name in names]
+
+
+# adaptation
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Stands in for the games: agent `x` gets 1 in its first run, 3 in the second, `y` 2 more, `z` 4 more, all the
+    time; its raw policy half of that. Remembers (agent, co-players, seed)."""
+    calls = []
+
+    def adapt_among(args, agent, others, settings, **how):
+        calls.append((Path(agent).name, ",".join(others), args.seed))
+        of_runs = np.array([1.0, 3.0]) + 2 * "xyz".index(Path(agent).name[0])
+        return np.repeat(of_runs[:, None], 30, 1) * (how.get("planned", True) or 0.5)
+
+    monkeypatch.setattr(evaluate, "adapt_among", adapt_among)
+    return calls
+
+
+def best_responses(folder: Path, roles: str, *names: str) -> str:
+    for name in names:
+        (folder / "best" / name).mkdir(parents=True)
+        (folder / "best" / name / "args.json").write_text(json.dumps({"args": {"roles": roles}}))
+        (folder / "best" / name / "result.json").write_text("{}")
+    return str(folder / "best")
+
+
+def test_three_agents_are_pooled_by_hand(played, tmp_path, capsys):
+    """Means of the agents: 2, 4, 6. Their mean: 4, its 95 % interval: 4.3027 * 2 / sqrt(3)."""
+    agents = make_agents(tmp_path, "x", "y", "z")
+    files = {"csv": str(tmp_path / "a.csv"), "plot": str(tmp_path / "a.png")}
+    files["best_responses"] = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9", "z9")
+    players = {"adaptation": ",".join(agents), "compare": agents[1], "line_ups": "ns,ns,ns;nh,nh,nh"}
+    evaluate.main(evaluate.Args(runs=2, **players, **files))
+    with open(tmp_path / "a.csv", newline="") as file:
+        rows = {(row["among"], row["player 1"], Path(row["agent"]).name): row for row in csv.DictReader(file)}
+    pooled = rows["ns,ns,ns", "adapts", "all"]
+    assert (pooled["agents"], pooled["runs"], pooled["ci95 over"]) == ("3", "6", "agents")
+    for phase in evaluate.PHASES:
+        assert float(pooled[phase]) == 4.0
+        assert float(pooled[f"ci95 {phase}"]) == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)
+    assert json.loads(pooled["returns"]) == [4.0] * 30
+    assert float(pooled["share of best"]) == 1.0
+    assert float(rows["ns,ns,ns", "raw policy", "all"]["share of best"]) == 0.5
+    for name, mean in (("x", 2.0), ("y", 4.0), ("z", 6.0)):  # each agent is a row, too, its interval over its two runs
+        row = rows["ns,ns,ns", "adapts", name]
+        assert (row["agents"], row["runs"], row["ci95 over"], float(row["1-5"])) == ("1", "2", "runs", mean)
+        assert float(row["ci95 1-5"]) == pytest.approx(1.96 / 2**0.5)
+        assert float(row["share of best"]) == mean / 4
+    alone = rows["ns,ns,ns", "does not adapt", "all"]
+    assert (alone["agents"], alone["ci95 over"], float(alone["16-30"])) == ("1", "runs", 4.0)
+    assert ("ns,ns,ns", "does not adapt", "y") not in rows  # it would say the same again
+    assert np.isnan(float(rows["nh,nh,nh", "adapts", "all"]["share of best"]))  # nobody trained there
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    # the k-th agents meet the same starts, agents of one player never do
+    seeds = {agent: {seed for name, _, seed in played if name == agent} for agent, _, _ in played}
+    assert seeds["x"] == seeds["x9"] == {7} and seeds["y9"] < seeds["y"] and seeds["z"] == seeds["z9"]
+    assert len(seeds["x9"] | seeds["y9"] | seeds["z9"]) == 3
+    shown = capsys.readouterr().out
+    assert "agents" in shown and agents[2] not in shown.splitlines()[3]
+
+
+def test_two_agents_are_too_few_for_an_interval_over_agents(played, tmp_path):
+    agents = make_agents(tmp_path, "x", "y")
+    rows = evaluate.adaptation(evaluate.Args(adaptation=",".join(agents), runs=2, line_ups="ns,ns,ns"), {})
+    assert [row["agent"] for row in rows[:3]] == ["all", *agents]
+    assert rows[0]["1-5"] == 3.0 and rows[0]["ci95 over"] == "runs"
+    assert rows[0]["ci95 1-5"] == pytest.approx(1.96 * np.std([1, 3, 3, 5]) / 4**0.5)
+
+
+def test_one_agent_is_not_pooled(played, tmp_path):
+    """All play the games of --seed, so the three best responses are no independent sample: as runs, they are pooled."""
+    [agent] = make_agents(tmp_path, "y")
+    best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9", "z9")
+    args = evaluate.Args(adaptation=agent, runs=2, line_ups="ns,ns,ns", best_responses=best)
+    rows = [row for row in evaluate.adaptation(args, {}) if row["agent"] == "all"]
+    assert [row["player 1"] for row in rows] == ["adapts", "raw policy", "best response"]
+    assert [(row["agents"], row["runs"], row["ci95 over"]) for row in rows] == [(1, 2, "runs")] * 2 + [(3, 6, "runs")]
+    assert {seed for _, _, seed in played} == {args.seed}
+
+
+def test_all_line_ups_or_those_asked_for(played, tmp_path):
+    agent, stranger = make_agents(tmp_path, "x", "stranger")
+
+    def met(**flags) -> list[str]:
+        played.clear()
+        rows = evaluate.adaptation(evaluate.Args(adaptation=agent, runs=2, **flags), {})
+        assert list(dict.fromkeys(others for _, others, _ in played)) == [
+            ",".join([stranger] * 3) if row["among"] == "strangers" else row["among"] for row in rows[::2]
+        ]
+        return [row["among"] for row in rows[::2]]
+
+    assert met() == list(evaluate.LINE_UPS)
+    assert met(strangers=stranger) == [*evaluate.LINE_UPS, "strangers"]
+    assert met(strangers=stranger, line_ups="strangers;fix,nh,nh") == ["strangers", "fix,nh,nh"]
+    assert met(line_ups="nd,nd,nd", env_id="msd-4x4") == ["nd,nd,nd"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--line-ups", "ns,nx,ns"], "unknown role 'nx' in line-up 'ns,nx,ns'; valid are random, ns, nh, fix, mix, or"),
+        (["--line-ups", "nh,nh,nh;ns,ns"], "line-up 'ns,ns' must name the 3 co-players"),
+        (["--line-ups", "strangers"], "needs --strangers"),
+        (["--env-id", "msd-4x4"], "unknown role 'ns'"),
+        (["--runs", "0"], "--runs must be at least 1, not 0"),
+        (["--compare", "no/such/run"], "'no/such/run' is no checkpoint"),
+    ],
+)
+def test_bad_input_is_one_sentence(flags, words, tmp_path):
+    import tyro
+
+    [agent] = make_agents(tmp_path, "x")
+    with pytest.raises(envs.ConfigError) as caught:
+        evaluate.main(tyro.cli(evaluate.Args, args=["--adaptation", agent, *flags]))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_bad_line_up_is_one_line_and_exit_code_2(tmp_path):
+    [agent] = make_agents(tmp_path, "x")
+    command = [sys.executable, str(ROOT / "evaluate.py"), "--adaptation", agent, "--line-ups", "ns,nx,ns"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "unknown role 'nx'" in done.stderr
+
+
+def test_an_agent_named_twice_is_refused(tmp_path):
+    [agent] = make_agents(tmp_path, "x")
+    for flag in ("adaptation", "beliefs"):
+        with pytest.raises(envs.ConfigError, match=f"--{flag} names .* twice"):
+            evaluate.main(evaluate.Args(**{flag: f"{agent},{agent}"}))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_online_runs_show_their_progress_in_a_terminal_only(terminal, monkeypatch, capsys):
+    policy = SimpleNamespace(act=lambda env: np.full(env.num_envs, 4), adapt="beliefs")
+    monkeypatch.setattr(evaluate, "load_policy", lambda *_: policy)
+    monkeypatch.setattr(evaluate, "play_in_a_row", lambda env, seats, episodes: np.zeros((env.num_envs, episodes)))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    args = evaluate.Args(runs=3)
+    assert evaluate.adapt_among(args, "runs/me", ["ns"] * 3, {}, adapt="online").shape == (3, 30)
+    assert evaluate.adapt_among(args, "runs/you", ["ns"] * 3, {}, adapt="beliefs").shape == (3, 30)
+    bars = capsys.readouterr().err
+    assert ("me online" in bars and "0/3" in bars) == terminal and "you" not in bars
+
+
+# beliefs
+
+
+class Onlooker:
+    """A mind with one hypothesis per kind, and aimless, that believes what it is told."""
+
+    def __init__(self, env, believe):
+        self.env, self.believe, self.args = env, believe, SimpleNamespace(goal_mode="oracle")
+        self.num_goals, self.shape = len(env.game.kinds) + 1, (env.num_envs, env.spec.num_players)
+        self.cell = np.full((env.num_envs, self.num_goals), -1)
+
+    def look(self, env) -> None:
+        self.beliefs = np.broadcast_to(self.believe(self), (*self.shape, self.num_goals)).astype(np.float32)
+
+    def kinds_of_goals(self) -> np.ndarray:
+        return np.broadcast_to(np.eye(self.num_goals, dtype=np.float32), (len(self.cell), *[self.num_goals] * 2))
+
+    def predict(self) -> np.ndarray:
+        return self.env.legal / self.env.legal.sum(-1, keepdims=True)
+
+    def watch(self, actions, alive, done) -> None:
+        pass
+
+
+@pytest.fixture
+def onlookers(monkeypatch):
+    """Put beliefs behind agents: {name: function of the mind -> (B, N, kinds + 1)}. Returns a list of the roles of all
+    seats (B, N) at each step."""
+    seen, believe = [], {}
+
+    class Players(evaluate.RulePlayers):
+        def act(self, obs, legal, t, *rest):
+            actions = super().act(obs, legal, t, *rest)
+            seen.append(self.drawn.copy())
+            return actions
+
+    def load_policy(path, env, seat, seed):
+        return SimpleNamespace(mind=Onlooker(env, believe[Path(path).name]))
+
+    monkeypatch.setattr(evaluate, "RulePlayers", Players)
+    monkeypatch.setattr(evaluate, "load_policy", load_policy)
+    return SimpleNamespace(believe=believe, roles=seen)
+
+
+def test_calibration_by_hand():
+    """Bins: 0.05 twice (one true), 0.7 four times (three true), 1.0 once (true); what is NaN is left out."""
+    believed = np.array([0.05, 0.05, 0.7, 0.7, 0.7, 0.7, 1.0, np.nan])
+    true = np.array([0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0])
+    bins, error = evaluate.calibrate(believed, true)
+    assert [(row["belief"], row["count"]) for row in bins] == [("0.0-0.1", 2), ("0.7-0.8", 4), ("0.9-1.0", 1)]
+    assert [row["mean belief"] for row in bins] == pytest.approx([0.05, 0.7, 1.0])
+    assert [row["frequency"] for row in bins] == [0.5, 0.75, 1.0]
+    assert error == pytest.approx((2 * 0.45 + 4 * 0.05 + 0.0) / 7)
+    for edge in range(10):  # in the upper bin, also in single precision
+        for kind in (np.float32, np.float64):
+            [row], _ = evaluate.calibrate(np.array([edge / 10], kind), np.ones(1))
+            assert row["belief"].startswith(f"{edge / 10}-")
+
+
+def test_a_posterior_made_by_hand_ends_in_known_bins(onlookers, tmp_path, capsys):
+    """Always 0.7 stag, 0.2 hare, 0.1 aimless: two bins, and none for aimless. In the first step half of the players
+    seek either kind: each bin is true in half of its claims, and the mean belief in the truth is 0.45."""
+    [agent] = make_agents(tmp_path, "a")
+    onlookers.believe["a"] = lambda mind: np.array([0.7, 0.2, 0.1])
+    args = evaluate.Args(beliefs=agent, belief_roles="fixed", runs=50, episodes=1)
+    table = evaluate.watch_beliefs(args, agent, {})
+    assert table["sought"].sum(0).tolist() == [100, 100, 0] and (table["n"] == 0).all()
+    row = evaluate.summarise_beliefs("all", [table])[0]
+    assert row["belief in true kind"] == pytest.approx(0.45, abs=1e-6) and row["exact Bayes"] == 0.5
+    bins, error = evaluate.calibrate(table["believed"][:, :-1].ravel(), table["sought"][:, :-1].ravel())
+    expected = [("0.2-0.3", 200, 0.5), ("0.7-0.8", 200, 0.5)]
+    assert [(row["belief"], row["count"], row["frequency"]) for row in bins] == expected
+    assert error == pytest.approx((0.3 + 0.2) / 2, abs=1e-6)
+    evaluate.main(args)
+    assert "expected calibration error: 0.250" in capsys.readouterr().out
+
+
+def test_who_knows_the_roles_is_perfectly_calibrated_and_above_exact_bayes(onlookers, tmp_path):
+    """Roles last, so an onlooker can learn them once by peeping; a gone kind takes a step out of the figures."""
+
+    def peep(mind):
+        codes = onlookers.roles[-1] if onlookers.roles else None
+        return np.full(3, 1 / 3) if codes is None else np.eye(3)[codes - SEEKER]
+
+    [agent] = make_agents(tmp_path, "a")
+    onlookers.believe["a"] = peep
+    table = evaluate.watch_beliefs(evaluate.Args(beliefs=agent, belief_roles="fixed", runs=40, episodes=200), agent, {})
+    later = {name: values[160:] for name, values in table.items()}  # after the first step of all
+    known = np.isfinite(later["exact"])
+    assert known.any() and not known.all() and (np.isfinite(later["believed"]).all(1) == known).all()
+    bins, error = evaluate.calibrate(later["believed"][:, :-1].ravel(), later["sought"][:, :-1].ravel())
+    assert error == 0.0 and [row["frequency"] for row in bins] == [0.0, 1.0]
+    for row in evaluate.summarise_beliefs("all", [later]):
+        assert row["belief in true kind"] == 1.0 and row["exact Bayes"] < 1.0
+
+
+def test_roles_are_drawn_for_each_episode_or_last(onlookers, tmp_path):
+    [agent] = make_agents(tmp_path, "a")
+    onlookers.believe["a"] = lambda mind: np.array([0.5, 0.5, 0.0])
+    exact = {}
+    for roles in ("mix", "fixed"):
+        onlookers.roles.clear()
+        args = evaluate.Args(beliefs=agent, belief_roles=roles, runs=40, episodes=400)
+        rows = evaluate.summarise_beliefs("all", [evaluate.watch_beliefs(args, agent, {})])
+        exact[roles] = [row["exact Bayes"] for row in rows if row["actions seen"] != "all"]
+        drawn = np.array(onlookers.roles)  # (T, B, N)
+        if roles == "fixed":
+            assert (drawn == drawn[0]).all() and (drawn[0] == SEEKER).sum() == drawn[0].size // 2
+            assert all(len(np.unique(drawn[0][:, seat])) == 2 for seat in range(4))
+        else:
+            assert (drawn != drawn[0]).any(0).mean() > 0.5
+    # exact Bayes knows nothing at the start of an episode, unless roles last and it saw earlier ones
+    assert exact["mix"][0] == 0.5 and exact["fixed"][0] > 0.8
+    assert (np.diff(exact["mix"]) > 0).all() and exact["mix"][-1] > 0.99
+
+
+def test_beliefs_of_several_agents_are_pooled(onlookers, tmp_path, capsys):
+    """Three agents give the true kind 0.5, whatever it is, times 1, 0.8 and 0.6: 0.4 on average, and each has a row."""
+    agents = make_agents(tmp_path, "a", "b", "c")
+    for name, share in (("a", 1.0), ("b", 0.8), ("c", 0.6)):
+        onlookers.believe[name] = lambda mind, share=share: np.array([0.5 * share, 0.5 * share, 1 - share])
+    files = {name: str(tmp_path / f"b.{name}") for name in ("csv", "json")} | {"plot": str(tmp_path / "b.png")}
+    evaluate.main(evaluate.Args(beliefs=",".join(agents), runs=20, episodes=100, **files))
+    content = json.loads((tmp_path / "b.json").read_text())
+    rows = {(Path(row["agent"]).name, row["actions seen"]): row for row in content["rows"]}
+    first = rows["all", "0"]
+    assert first["steps"] == sum(rows[name, "0"]["steps"] for name in "abc")
+    assert [rows[name, "0"]["belief in true kind"] for name in "abc"] == pytest.approx([0.5, 0.4, 0.3])
+    weights = [rows[name, "0"]["steps"] for name in "abc"]
+    assert first["belief in true kind"] == pytest.approx(np.average([0.5, 0.4, 0.3], weights=weights))
+    assert first["ci95"] == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-4)
+    # of the two claims about a player one is true
+    assert [row["belief"] for row in content["calibration"]] == ["0.3-0.4", "0.4-0.5", "0.5-0.6"]
+    assert all(row["frequency"] == 0.5 for row in content["calibration"])
+    assert content["calibration_error"] == pytest.approx(
+        sum(row["count"] * abs(row["mean belief"] - 0.5) for row in content["calibration"])
+        / sum(row["count"] for row in content["calibration"])
+    )
+    with open(tmp_path / "b.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+    assert (tmp_path / "b.png").stat().st_size > 5000
+    assert "agent by agent: 0.000, 0.100, 0.200" in capsys.readouterr().out
+
+
+def test_in_snowdrift_who_clears_nothing_is_aimless(onlookers, tmp_path):
+    """`fix` never seeks: belief in what it is after is belief in aimlessness."""
+    [agent] = make_agents(tmp_path, "a")
+    onlookers.believe["a"] = lambda mind: np.array([0.7, 0.3])
+    args = evaluate.Args(env_id="msd-4x4", beliefs=agent, belief_roles="fixed", runs=20, episodes=50)
+    table = evaluate.watch_beliefs(args, agent, {})
+    assert table["sought"].mean(0) == pytest.approx([0.5, 0.5])
+    rows = evaluate.summarise_beliefs("all", [table])
+    assert rows[-1]["belief in true kind"] == pytest.approx(0.5)
+    with pytest.raises(envs.ConfigError, match="needs every kind of item on the board: stag, hare"):
+        evaluate.watch_beliefs(evaluate.Args(beliefs=agent), agent, {"num_hares": 0})
