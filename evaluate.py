@@ -84,7 +84,7 @@ class Args:
     strangers: str = ""
     """adaptation: run folder of agents that are co-players, too"""
     best_responses: str = ""
-    """adaptation: folder with runs of a learner (in seat 1) trained among the same co-players"""
+    """adaptation: folder with runs of a learner trained in seat 1 among the co-players, or an earlier table (.csv)"""
     line_ups: str = ""
     """adaptation: whom to meet, e.g. "nh,nh,nh;ns,nh,random;strangers" (empty: five, and strangers if given)"""
     runs: int = 200
@@ -218,6 +218,21 @@ def find_best_responses(folder: str) -> dict[str, list[str]]:
     return found
 
 
+def read_best_responses(path: str) -> dict[str, dict]:
+    """Line-up -> its row of the best response in an earlier adaptation table, so that none has to be trained again."""
+    if not Path(path).is_file():
+        raise envs.ConfigError(f"--best-responses {path}: there is no such table")
+    with open(path, newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("player 1") == "best response"]
+    rows = [row for row in rows if row.get("agent", "all") == "all"]
+    found = {}
+    for row in rows:
+        cells = {name: float(row[name]) for phase in PHASES for name in (phase, f"ci95 {phase}")}
+        about = {"agents": row.get("agents", "-"), "runs": int(row["runs"]), "ci95 over": row.get("ci95 over", "runs")}
+        found[row["among"]] = about | cells | {"share of best": 1.0, "returns": json.loads(row["returns"])}
+    return found
+
+
 def parse_agents(flag: str, text: str) -> list[str]:
     """Run folders separated by commas, all there and each named once."""
     agents = [agent.strip() for agent in text.split(",")] if text else []
@@ -274,7 +289,8 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
     agents, compared = parse_agents("adaptation", args.adaptation), parse_agents("compare", args.compare)
     num_seeds = max(len(agents), len(compared))  # of games: the k-th agents of all players meet the same starts
     print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation} (--adapt {args.adapt})")
-    best = find_best_responses(args.best_responses) if args.best_responses else {}
+    earlier = read_best_responses(args.best_responses) if args.best_responses.endswith(".csv") else {}
+    best = find_best_responses(args.best_responses) if args.best_responses and not earlier else {}
     rows = []
     budget = {"simulations": args.simulations} if args.simulations else {}
     for name, others in line_ups.items():
@@ -290,6 +306,7 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
                 games = replace(args, seed=args.seed + NEXT_GAMES * (k % num_seeds))
                 played.setdefault(label, {})[agent] = adapt_among(games, agent, others, settings, **how)
         responses = [returns[:, PHASES["16-30"]].mean() for returns in played.get("best response", {}).values()]
+        responses += [earlier[name]["16-30"]] if name in earlier else []
         for label, returns in played.items():
             groups = {"all": list(returns.values())}
             groups |= {agent: [part] for agent, part in returns.items() if len(returns) > 1}
@@ -299,6 +316,8 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
                 cells["share of best"] = float(cells["16-30"] / np.mean(responses)) if responses else np.nan
                 cells["returns"] = np.concatenate(parts).mean(0).round(4).tolist()
                 rows.append({"among": name, "player 1": label, "agent": agent} | cells)
+        if name in earlier:
+            rows.append({"among": name, "player 1": "best response", "agent": "all"} | earlier[name])
         print_table([row for row in rows if row["among"] == name and row["agent"] == "all"], hide=("agent", "returns"))
     return rows
 

@@ -78,6 +78,25 @@ def test_three_agents_are_pooled_by_hand(played, tmp_path, capsys):
     assert ("ns,ns,ns", "does not adapt", "y") not in rows  # it would say the same again
     assert np.isnan(float(rows["nh,nh,nh", "adapts", "all"]["share of best"]))  # nobody trained there
     assert (tmp_path / "a.png").stat().st_size > 5000
+
+
+def test_best_responses_of_an_earlier_table(played, tmp_path, capsys):
+    """The row of the best response (16-30: 4.0) is taken over; the new agent's 2.0 is half of it."""
+    agents, table = make_agents(tmp_path, "x", "y"), str(tmp_path / "a.csv")
+    best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9", "z9")
+    common = {"runs": 2, "line_ups": "ns,ns,ns;nh,nh,nh"}
+    evaluate.main(evaluate.Args(adaptation=agents[1], best_responses=best, csv=table, **common))
+    played.clear()
+    again = str(tmp_path / "b.csv")
+    evaluate.main(evaluate.Args(adaptation=agents[0], best_responses=table, csv=again, **common))
+    assert {name for name, *_ in played} == {"x"}  # nobody else had to play
+    with open(again, newline="") as file:
+        rows = {(row["among"], row["player 1"]): row for row in csv.DictReader(file)}
+    assert float(rows["ns,ns,ns", "adapts"]["share of best"]) == 0.5
+    assert float(rows["ns,ns,ns", "best response"]["16-30"]) == 4.0
+    assert ("nh,nh,nh", "best response") not in rows and np.isnan(float(rows["nh,nh,nh", "adapts"]["share of best"]))
+    with pytest.raises(envs.ConfigError, match="no such table"):
+        evaluate.main(evaluate.Args(adaptation=agents[0], best_responses=str(tmp_path / "c.csv"), **common))
     # the k-th agents meet the same starts, agents of one player never do
     seeds = {agent: {seed for name, _, seed in played if name == agent} for agent, _, _ in played}
     assert seeds["x"] == seeds["x9"] == {7} and seeds["y9"] < seeds["y"] and seeds["z"] == seeds["z9"]
