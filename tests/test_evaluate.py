@@ -78,6 +78,12 @@ def test_three_agents_are_pooled_by_hand(played, tmp_path, capsys):
     assert ("ns,ns,ns", "does not adapt", "y") not in rows  # it would say the same again
     assert np.isnan(float(rows["nh,nh,nh", "adapts", "all"]["share of best"]))  # nobody trained there
     assert (tmp_path / "a.png").stat().st_size > 5000
+    # the k-th agents meet the same starts, agents of one player never do
+    seeds = {agent: {seed for name, _, seed in played if name == agent} for agent, _, _ in played}
+    assert seeds["x"] == seeds["x9"] == {7} and seeds["y9"] < seeds["y"] and seeds["z"] == seeds["z9"]
+    assert len(seeds["x9"] | seeds["y9"] | seeds["z9"]) == 3
+    shown = capsys.readouterr().out
+    assert "agents" in shown and agents[2] not in shown.splitlines()[3]
 
 
 def test_best_responses_of_an_earlier_table(played, tmp_path, capsys):
@@ -97,12 +103,6 @@ def test_best_responses_of_an_earlier_table(played, tmp_path, capsys):
     assert ("nh,nh,nh", "best response") not in rows and np.isnan(float(rows["nh,nh,nh", "adapts"]["share of best"]))
     with pytest.raises(envs.ConfigError, match="no such table"):
         evaluate.main(evaluate.Args(adaptation=agents[0], best_responses=str(tmp_path / "c.csv"), **common))
-    # the k-th agents meet the same starts, agents of one player never do
-    seeds = {agent: {seed for name, _, seed in played if name == agent} for agent, _, _ in played}
-    assert seeds["x"] == seeds["x9"] == {7} and seeds["y9"] < seeds["y"] and seeds["z"] == seeds["z9"]
-    assert len(seeds["x9"] | seeds["y9"] | seeds["z9"]) == 3
-    shown = capsys.readouterr().out
-    assert "agents" in shown and agents[2] not in shown.splitlines()[3]
 
 
 def test_two_agents_are_too_few_for_an_interval_over_agents(played, tmp_path):
