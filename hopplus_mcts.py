@@ -117,7 +117,7 @@ class Args:
     beta_final: float = 8.0
     """the same at the end, reached linearly"""
     play_beta: float = 24.0
-    """the same when a checkpoint is loaded to play (evaluate.py): what nobody learns from may be surer of itself"""
+    """the same in evaluations and wherever a checkpoint plays: what nobody learns from may be surer of itself"""
     prior_power: float = 0.97
     """below 1 a policy forgets what does not pay: where nothing seems to matter it wanders, and finds what does"""
     # algorithm: goals, beliefs and the opponent model
@@ -1129,7 +1129,6 @@ class Policy:
 
     def __init__(self, mind: Mind, seat: int, seed: int, greedy: bool, planned: bool = True):
         self.mind, self.seat, self.greedy, self.planned, self.adapt = mind, seat, greedy, planned, "beliefs"
-        self.beta = mind.args.beta_final
         self.rng = np.random.default_rng([seed, seat])
         self.episode: list[dict[str, np.ndarray]] = []  # steps of the running episode, kept to learn from online
         self.seen: dict[str, np.ndarray] = {}
@@ -1143,7 +1142,7 @@ class Policy:
         actions = np.full(env.num_envs, STAY)
         rows = np.flatnonzero(env.alive[:, self.seat] & getattr(env, "needed", True))
         if len(rows):
-            policy = self.mind.plan(env.states, rows, np.full(len(rows), self.seat), self.beta, self.planned)[0]
+            policy = self.mind.plan(env.states, rows, np.full(len(rows), self.seat), self.mind.args.play_beta, self.planned)[0]
             actions[rows] = policy.argmax(1) if self.greedy else draw_rows(policy, self.rng)
         return actions
 
@@ -1471,9 +1470,7 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
     game = envs.game(env.spec.env_id, **env.spec.config | {"prosocial": args.prosocial})  # as it learned
     mind = Mind(args, game, nets.requires_grad_(False), env.num_envs, learners, seed)
     mind.net_of_seat[seat] = min(net, num_nets - 1)
-    policy = Policy(mind, seat, seed, greedy)
-    policy.beta = args.play_beta
-    return policy
+    return Policy(mind, seat, seed, greedy)
 
 
 def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, seed: int, planned: bool, greedy=False):
