@@ -947,7 +947,8 @@ class Policy:
         actions = np.full(env.num_envs, STAY)
         rows = np.flatnonzero(env.alive[:, self.seat] & getattr(env, "needed", True))
         if len(rows):
-            policy = self.mind.plan(env.states, rows, np.full(len(rows), self.seat), self.mind.args.play_beta, self.planned)[0]
+            seat, beta = np.full(len(rows), self.seat), self.mind.args.play_beta
+            policy = self.mind.plan(env.states, rows, seat, beta, self.planned)[0]
             actions[rows] = policy.argmax(1) if self.greedy else draw_rows(policy, self.rng)
         return actions
 
