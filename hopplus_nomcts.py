@@ -117,8 +117,8 @@ class Args:
     """planned policy = softmax(prior_power log policy + beta score) at the start"""
     beta_final: float = 8.0
     """the same at the end, reached linearly"""
-    play_beta: float = 24.0
-    """the same in evaluations and wherever a checkpoint plays: what nobody learns from may be surer of itself"""
+    play_beta: float = 8.0
+    """the same in evaluations and wherever a checkpoint plays (scores of one step are too rough for a sharper one)"""
     prior_power: float = 0.97
     """below 1 a policy forgets what does not pay: where nothing seems to matter it wanders, and finds what does"""
     real_ratio: float = 0.5
