@@ -358,7 +358,7 @@ def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarra
         board = env.states[row][:, PLAYERS + shape[1] :]
         gone = ~(board[:, :, None] == ITEM + kinds).any(1).all(1)
         believed = np.einsum("bnk,bkc->bnc", mind.beliefs, mind.kinds_of_goals())[row, player]
-        believed = believed[:, [*range(len(game.kinds)), -1]]  # a habit says nothing of what is sought: given there is none
+        believed = believed[:, [*range(len(game.kinds)), -1]]  # given that it is no mere habit
         believed /= np.maximum(believed.sum(1, keepdims=True), 1e-9)
         predicted = mind.predict()[row, player]
         for b, i, place in zip(row, player, range(len(steps["n"]), len(steps["n"]) + len(row)), strict=True):
