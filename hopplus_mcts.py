@@ -9,7 +9,9 @@ games are imagined: there the co-players follow the opponent model with goals of
 knows values among players that self-play never shows.
 
     python hopplus_mcts.py --seed 3                                   # Stag Hunt 4x4
-    python hopplus_mcts.py --env-id msh-4h1s-8x8 --start-window 3 --total-timesteps 300000
+    python hopplus_mcts.py --env-id msh-4h1s-8x8 --gamma 0.97
+    python hopplus_mcts.py --prosocial --reward-scale 4 --gamma 0.95 --play-beta 8   # for the team: third players yield
+    python hopplus_mcts.py --env-id msd-4x4 --gamma 0.8 --reward-scale 0.5 --beta-final 4 --play-beta 4   # Snowdrift
     python hopplus_mcts.py --roles hop,ns,nh,random                   # one learner among rule-based players
     python hopplus_mcts.py --resume runs/msh-4h1s-4x4__hopplus_mcts__3__1700000000
 
