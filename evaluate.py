@@ -79,6 +79,8 @@ class Args:
     """what may change while it plays: its beliefs alone, or also its opponent model"""
     simulations: int = 0
     """adaptation: simulations per tree of the agent that adapts (0: as many as it learned with)"""
+    play_beta: float = 0.0
+    """adaptation: how sharply the agent that adapts plays (0: as its run says)"""
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
     strangers: str = ""
@@ -292,7 +294,7 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
     earlier = read_best_responses(args.best_responses) if args.best_responses.endswith(".csv") else {}
     best = find_best_responses(args.best_responses) if args.best_responses and not earlier else {}
     rows = []
-    budget = {"simulations": args.simulations} if args.simulations else {}
+    budget = {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
     for name, others in line_ups.items():
         players = {
             "adapts": (agents, {"adapt": args.adapt} | budget),

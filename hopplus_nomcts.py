@@ -934,6 +934,7 @@ class Policy:
 
     def __init__(self, mind: Mind, seat: int, seed: int, greedy: bool, planned: bool = True):
         self.mind, self.seat, self.greedy, self.planned, self.adapt = mind, seat, greedy, planned, "beliefs"
+        self.play_beta = mind.args.play_beta
         self.rng = np.random.default_rng([seed, seat])
         self.episode: list[dict[str, np.ndarray]] = []  # steps of the running episode, kept to learn from online
         self.seen: dict[str, np.ndarray] = {}
@@ -947,8 +948,8 @@ class Policy:
         actions = np.full(env.num_envs, STAY)
         rows = np.flatnonzero(env.alive[:, self.seat] & getattr(env, "needed", True))
         if len(rows):
-            seat, beta = np.full(len(rows), self.seat), self.mind.args.play_beta
-            policy = self.mind.plan(env.states, rows, seat, beta, self.planned)[0]
+            seat = np.full(len(rows), self.seat)
+            policy = self.mind.plan(env.states, rows, seat, self.play_beta, self.planned)[0]
             actions[rows] = policy.argmax(1) if self.greedy else draw_rows(policy, self.rng)
         return actions
 
