@@ -412,6 +412,30 @@ def test_all_own_actions_face_the_same_draws_of_the_others():
     assert (slots[0] != slots[1]).any(1).mean() > 0.3
 
 
+def test_reward_scale_scales_what_trees_count():
+    """Without values of the network all sums are sums of rewards: three times the scale, three times each of them."""
+    game, states = play_some(num=40)
+    nets = blank_nets(game)
+    focal = np.array([np.flatnonzero(row)[0] for row in game.alive(states)])
+    once, thrice = (
+        grow(game, nets, make_roots(game, nets, states, focal), 40, reward_scale=scale) for scale in (1.0, 3.0)
+    )
+    assert once.total.any() and np.allclose(thrice.total, 3 * once.total, atol=1e-4)
+
+
+def test_a_checkpoint_plays_as_sharply_as_asked():
+    """The same decision by the same mind: the larger play_beta, the likelier the action planned most."""
+    env, mind = make_mind("none", num_envs=64, trees=2, simulations=16)
+    policy, peaks = hop.Policy(mind, 0, 0, False), []
+    plan = mind.plan
+    mind.plan = lambda *args: (peaks.append((args[3], plan(*args)[0].max(1).mean())), plan(*args))[1]
+    assert policy.play_beta == mind.args.play_beta
+    for beta in (0.5, 50.0):
+        policy.play_beta = beta
+        policy.act(env)
+    assert [beta for beta, _ in peaks] == [0.5, 50.0] and peaks[1][1] > peaks[0][1] + 0.1
+
+
 @pytest.mark.parametrize(("root", "opponents"), [("puct", "learned"), ("gumbel", "learned"), ("puct", "perfect")])
 def test_a_row_alone_grows_the_same_tree_as_in_a_batch(root, opponents):
     """Bitwise, all arrays of the tree; and `Search.run` gives the same whatever the size of its blocks."""
