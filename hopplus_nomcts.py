@@ -1845,8 +1845,13 @@ def train(args: Args, run_dir: Path) -> int:
         next_value = np.concatenate([batch["value"][1:], last_value])
         next_value = np.where(cut[:, :, None], batch["next_value"], next_value)
         returns = lambda_returns(
-            args.reward_scale * batch["reward"], batch["value"], next_value, batch["ended"], cut[:, :, None],
-            args.gamma, args.td_lambda,
+            args.reward_scale * batch["reward"],
+            batch["value"],
+            next_value,
+            batch["ended"],
+            cut[:, :, None],
+            args.gamma,
+            args.td_lambda,
         )
         alive, action = batch["alive"], batch["action"]
         value = batch["value"].sum(2, keepdims=True) - batch["value"]  # to the others

@@ -108,16 +108,17 @@ def play_some(env, steps: int = 6) -> None:
 # planning
 
 
-def test_scores_by_hand():
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_scores_by_hand(scale):
     """Player 1 stands on a hare, the others far off: taking it pays 1 and is the end, all else is worth gamma V."""
-    env, mind = make_mind(1, blank=True, perfect_model=True, draws=3)
+    env, mind = make_mind(1, blank=True, perfect_model=True, draws=3, reward_scale=scale)
     mind.nets["agent"].value_bias.data += 2.0
     state = make_state(env.game, (0, 15, 15, 15), {0: ITEM + 1, 10: ITEM, 3: ITEM + 1})
     env.set_states(state[None])
     mind.look(env)
     policy, value, prior, _ = mind.plan(env.states, np.array([0]), np.array([0]), beta=0.5)
     legal = env.legal[0, 0]
-    score = np.where(np.arange(7) == HARE, 1.0, 2.0 * mind.args.gamma)
+    score = np.where(np.arange(7) == HARE, scale, 2.0 * mind.args.gamma)
     expected = np.exp(0.97 * np.log(1 / legal.sum()) + 0.5 * score) * legal
     assert np.allclose(prior[0], legal / legal.sum()) and legal.sum() == 4
     assert np.allclose(policy[0], expected / expected.sum(), atol=1e-6)
@@ -339,6 +340,21 @@ def test_every_loss_weight_changes_the_update():
     for other in (gradient(0.1), gradient(ppo_coef=0.5), gradient(plan_coef=0.0), gradient(vf_coef=0.1)):
         assert not torch.equal(usual, other)
     mind.nets.requires_grad_(False)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_reward_scale_scales_what_is_learned(worlds, tmp_path, monkeypatch, scale):
+    """Players that know nothing take hares, mostly alone, for a reward of 1."""
+    rewards, returns = [], hop.lambda_returns
+
+    def watch_returns(reward, *rest):
+        rewards.append(reward[reward > 0])
+        return returns(reward, *rest)
+
+    monkeypatch.setattr(hop, "lambda_returns", watch_returns)
+    flags = ("--total-timesteps", "384", "--eval-every", "0", "--world-ckpt", str(worlds[ID, False]))
+    assert train_here(tmp_path / "run", *flags, "--reward-scale", str(scale)) == 0
+    assert np.median(np.concatenate(rewards)) == scale
 
 
 def test_models_are_scored_on_fresh_data_before_they_learn_from_it(worlds, tmp_path, monkeypatch):
