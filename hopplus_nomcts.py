@@ -121,7 +121,7 @@ class Args:
     """the same in evaluations and wherever a checkpoint plays (scores of one step are too rough for a sharper one)"""
     prior_power: float = 0.97
     """below 1 a policy forgets what does not pay: where nothing seems to matter it wanders, and finds what does"""
-    real_ratio: float = 0.5
+    real_ratio: float = 0.2
     """share of real decisions among all that are learned from; the rest is imagined (1.0: none)"""
     imagine_horizon: int = 16
     """steps after which an imagined game starts anew from a board of real play"""
@@ -161,13 +161,13 @@ class Args:
     offline_updates: int = 800
     """minibatches of it"""
     # algorithm: learning
-    total_timesteps: int = 100_000
+    total_timesteps: int = 60_000
     """env steps of the whole run (one step moves all players of one game; imagined games do not count)"""
     num_steps: int = 16
     """steps per game and iteration"""
     replay: int = 4
     """iterations whose data the opponent model and the world model draw on"""
-    update_epochs: int = 4
+    update_epochs: int = 6
     """passes over the decisions of each iteration"""
     batch_rows: int = 1024
     """decisions per minibatch"""
@@ -175,7 +175,7 @@ class Args:
     """minibatches of the opponent model per iteration"""
     learning_rate: float = 1e-3
     """Adam's learning rate at the start, brought linearly to zero"""
-    gamma: float = 0.99
+    gamma: float = 0.97
     """discount; the time limit counts as an end"""
     reward_scale: float = 1.0
     """planning and learning count rewards times this (reports do not): with best returns near 5 the defaults fit"""
