@@ -158,13 +158,13 @@ class Args:
     offline_updates: int = 800
     """minibatches of it"""
     # algorithm: learning
-    total_timesteps: int = 100_000
+    total_timesteps: int = 60_000
     """env steps of the whole run (one step moves all players of one game; imagined games do not count)"""
     num_steps: int = 16
     """steps per game and iteration"""
     replay: int = 4
     """iterations whose data each update draws on"""
-    updates: int = 32
+    updates: int = 96
     """minibatches per iteration"""
     batch_rows: int = 1024
     """decisions per minibatch"""
