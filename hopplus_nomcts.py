@@ -1195,7 +1195,8 @@ def goal_encoder(args: Args) -> pretrain_vae.GoalVAE | None:
     folder = args.vae_ckpt or pretrain_vae.find_checkpoint("vae_ckpts", spec)
     if not folder:
         print(
-            f"no goal space for {args.env_id} in vae_ckpts/: learning one first (pretrain_vae.py, minutes)", flush=True
+            f"no goal space for {args.env_id} in vae_ckpts/: learning one first (pretrain_vae.py, a minute or two)",
+            flush=True,
         )
         folder = pretrain_vae.train(pretrain_vae.Args(env_id=args.env_id, seed=args.seed, pictures=False))
     vae, _ = pretrain_vae.load_checkpoint(folder, spec)

@@ -662,7 +662,8 @@ def train(args: Args) -> Path:
         goal, state, past = (top[name + suffix] for name in ("known", "state", "history"))
         with_goal, without = known["top1" + suffix], hidden["top1" + suffix]
         print(
-            f"[DONE] {what}: top1 {with_goal:.4f} with the goal, {with_goal / goal:.1%} of the ceiling {goal:.4f};"
+            f"[DONE] {what}: top1 {with_goal:.4f} with the goal, {with_goal / goal:.1%} of {goal:.4f} that"
+            " knowing the role allows (a goal also says which item it is after);"
             f" {without:.4f} without, {without / state:.1%} of {state:.4f} that the state alone allows"
             f" ({without / past:.1%} of {past:.4f} with the player's history)"
         )

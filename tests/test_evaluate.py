@@ -176,6 +176,15 @@ def test_an_agent_named_twice_is_refused(tmp_path):
             evaluate.main(evaluate.Args(**{flag: f"{agent},{agent}"}))
 
 
+def test_search_and_sharpness_are_asked_of_the_agent_that_adapts_alone(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(evaluate, "adapt_among", lambda *_, **how: (asked.append(how), np.zeros((2, 30)))[1])
+    agent = make_agents(tmp_path, "x")[0]
+    players = {"adaptation": agent, "compare": agent, "line_ups": "ns,ns,ns"}
+    evaluate.main(evaluate.Args(runs=2, simulations=7, play_beta=3.5, csv=str(tmp_path / "a.csv"), **players))
+    assert asked == [{"adapt": "beliefs", "simulations": 7, "play_beta": 3.5}, {"planned": False}, {}]
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_online_runs_show_their_progress_in_a_terminal_only(terminal, monkeypatch, capsys):
     policy = SimpleNamespace(act=lambda env: np.full(env.num_envs, 4), adapt="beliefs")
