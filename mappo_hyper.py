@@ -80,6 +80,12 @@ class Args:
     """games played side by side"""
     start_jitter: float = 0.0
     """battles: start positions move by up to this much, anew in each episode (0: always the same start)"""
+    start_window: int = 0
+    """grid games, start curriculum: side of the square in which some episodes start (0: off)"""
+    start_window_prob: float = 0.9
+    """probability of such a start at the beginning of training, decaying linearly"""
+    start_window_until: float = 0.5
+    """share of training after which all episodes start as in the true game"""
     continuous: bool = False
     """mpe-simple-spread: forces instead of five discrete actions"""
 
@@ -193,6 +199,8 @@ def make_env(args: Args, num_envs: int, seed: int):
         raise envs.ConfigError(f"--continuous is for mpe-simple-spread only; {args.env_id} has discrete actions")
     if args.start_jitter and not is_battle:
         raise envs.ConfigError(f"--start-jitter is for battles only, not for {args.env_id}")
+    if args.start_window and (is_battle or is_particles):
+        raise envs.ConfigError(f"--start-window is for grid games only, not for {args.env_id}")
     if is_particles:
         from envs.particles import ParticleEnv
 
@@ -952,7 +960,8 @@ def prepare(args: Args) -> tuple[Args, Path]:
                         ("checkpoint_every", 1), ("eval_every", 0), ("eval_episodes", 1), ("final_eval_episodes", 1),
                         ("torch_threads", 1), ("max_grad_norm", 0), ("learning_rate", 0), ("hyper_lr", 0),
                         ("chunk_length", 1), ("target_every", 1), ("hyper_rank", 0), ("hyper_hidden", 8),
-                        ("hyper_heads", 1), ("huber_delta", 0), ("smooth_coef", 0), ("align_coef", 0)):  # fmt: skip
+                        ("hyper_heads", 1), ("huber_delta", 0), ("smooth_coef", 0), ("align_coef", 0),
+                        ("start_window", 0), ("start_window_until", 0)):  # fmt: skip
         if getattr(args, name) < least:
             raise envs.ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
     for name in ("hidden", "hyper_hidden", "hyper_rank"):  # other widths are rounded by a row's place: ratios not 1
@@ -989,6 +998,8 @@ def train(args: Args, run_dir: Path) -> int:
     # env setup
     env = make_env(args, args.num_envs, env_seed)
     game = Game(env)
+    if args.start_window:
+        env.game.check_window(args.start_window, args.start_window_prob)
 
     # agent
     code_version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
@@ -1085,6 +1096,9 @@ def train(args: Args, run_dir: Path) -> int:
         progress = (iteration - 1) / args.num_iterations
         ent_coef = args.ent_coef + (args.ent_coef_final - args.ent_coef) * progress
         perturbation = args.perturbation * (1 - progress)
+        if args.start_window:
+            window_prob = args.start_window_prob * max(0.0, 1 - progress / max(args.start_window_until, 1e-9))
+            env.set_start_window(args.start_window, window_prob)
         for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
             group["lr"] = rate * (1 - progress) if args.anneal_lr else rate
         gradient_steps = (iteration - 1) * args.update_epochs * args.num_minibatches

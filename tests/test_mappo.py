@@ -548,7 +548,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(finished, tmp_path, how):
 
 
 @pytest.mark.parametrize(("env_id", "more"), [
-    ("msh-4h1s-4x4", ["--delta", "cumulative", "--critic-recurrent"]),
+    ("msh-4h1s-4x4", ["--delta", "cumulative", "--critic-recurrent", "--start-window", "3"]),
     pytest.param("mpe-simple-spread", ["--continuous"], marks=needs_mpe),
     ("smac-3m", ["--no-hyper", "--critic-input", "agent", "--value-norm", "running", "--huber-delta", "1"]),
 ])  # fmt: skip
@@ -574,6 +574,24 @@ def test_other_games_and_options_resume_to_the_same_bits(env_id, more, tmp_path,
         assert mh.train(args, run_dir) == 0
         parts.append((read_metrics(run_dir), load_file(run_dir / "checkpoints" / "last" / "weights.safetensors")))
     assert parts[0][0] == parts[1][0] and same(parts[0][1], parts[1][1])
+
+
+def test_the_start_curriculum_fades(tmp_path, monkeypatch):
+    seen = []
+    made = mh.make_env
+
+    def make_env(*given):
+        env = made(*given)
+        kept = env.set_start_window
+        env.set_start_window = lambda window, prob: (seen.append((window, prob)), kept(window, prob))
+        return env
+
+    monkeypatch.setattr(mh, "make_env", make_env)
+    sizes = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 64, "update_epochs": 1, "final_eval_episodes": 2}
+    args = mh.Args(env_id="msh-4h1s-8x8", start_window=3, start_window_prob=0.8, eval_every=0, **sizes)
+    assert mh.train(args, tmp_path / "run") == 0
+    assert [window for window, _ in seen] == [3] * 4  # evaluation envs never get one
+    assert [prob for _, prob in seen] == pytest.approx([0.8, 0.4, 0.0, 0.0])
 
 
 def test_nan_stops_the_run_with_a_message(tmp_path, capsys):
@@ -602,6 +620,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
         ({"continuous": True}, "--continuous is for mpe-simple-spread only"),
         ({"resume": "no/such/run"}, "no args.json"),
         ({"start_jitter": 500.0}, "start_jitter must be"),
+        ({"start_window": 3}, "--start-window is for grid games only"),
+        ({"env_id": "msh-4h1s-8x8", "start_window": 2}, "a start window of 2x2 cannot hold"),
     ],
 )
 def test_bad_settings_are_named(settings, words, tmp_path):
