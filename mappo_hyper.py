@@ -128,6 +128,8 @@ class Args:
     """weight of the value loss"""
     max_grad_norm: float = 10.0
     """largest gradient norm, of actor, critic and hypernetwork each"""
+    initial_value: float = 0.0
+    """what the critic expects before it has learned; optimism makes a hare a disappointment until stags are known"""
     hidden: int = 64
     """width of the actor's layers and of its memory"""
     critic_hidden: int = 128
@@ -208,11 +210,41 @@ def make_env(args: Args, num_envs: int, seed: int):
     return envs.make(args.env_id, num_envs, seed, **({"start_jitter": args.start_jitter} if args.start_jitter else {}))
 
 
+class Nearby:
+    """Turns the planes of a grid game into the own place and where each thing is from there, the nearest of its plane
+    first: whether it is there, steps down and across as share of the board and as signs, and whether it is on the own
+    cell. A layer on the planes themselves would have to learn every pair of cells by itself."""
+
+    def __init__(self, game):
+        height, width, _ = game.obs_shape
+        rows, columns = np.divmod(np.arange(height * width), width)
+        down, across = rows - rows[:, None], columns - columns[:, None]  # (own cell, cell)
+        distance = abs(down) + abs(across)
+        sight = [distance >= 0, down / height, across / width, np.sign(down), np.sign(across), distance == 0]
+        self.nearest = distance.argsort(1, kind="stable")  # (own cell, rank)
+        self.sight = np.take_along_axis(np.stack(sight, 2).astype(np.float32), self.nearest[:, :, None], 1)
+        self.place = np.stack([rows >= 0, rows / height, columns / width], 1).astype(np.float32)
+        self.slots = [1] * (game.num_players - 1) + [4 * game.config.max_block_comp, *game.item_counts.tolist()]
+        self.size = 3 + 6 * sum(self.slots)
+
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """obs (B, N, H, W, planes) of 0/1, own plane first -> (B, N, size); zeros for who has left"""
+        flat = obs.reshape(obs.shape[0] * obs.shape[1], -1, obs.shape[-1])
+        present, own = flat[:, :, 0].any(1), flat[:, :, 0].argmax(1)
+        near, parts = np.take_along_axis(flat, self.nearest[own][:, :, None], 1), [self.place[own]]
+        for plane, slots in enumerate(self.slots, start=1):
+            things = near[:, :, plane]  # (rows, rank)
+            ranks = (things == 0).argsort(1, kind="stable")[:, :slots]
+            seen = self.sight[own[:, None], ranks] * np.take_along_axis(things, ranks, 1)[:, :, None]
+            parts.append(seen.reshape(len(flat), -1))
+        return (np.concatenate(parts, 1) * present[:, None]).reshape(*obs.shape[:2], self.size)
+
+
 class Game:
     """One face for battles, grid games and particle games: sizes, and what the networks see, as tensors.
 
     In a team game (`team`) all agents earn the same, fallen ones too, until the episode ends; in a grid game everybody
-    earns for itself until it leaves. A grid game's state is the own observation: the whole board, own plane first.
+    earns for itself until it leaves. A grid game's state is the own observation: all of the board.
     """
 
     def __init__(self, env):
@@ -220,7 +252,8 @@ class Game:
         self.team, self.is_battle = not hasattr(env, "game"), "battle_won" in env.info
         self.num_agents, self.num_actions = spec.num_players, spec.num_actions
         self.continuous = bool(getattr(env, "continuous", False))
-        self.features = int(np.prod(spec.obs_shape)) + (not self.team)
+        self.nearby = None if self.team else Nearby(env.game)
+        self.features = int(np.prod(spec.obs_shape)) if self.team else self.nearby.size + 1
         self.obs_size = 8 * -(-self.features // 8)  # zeros behind, so that products are rounded alike in every batch
         self.state_size = spec.state_shape[0] if self.team else 0
 
@@ -231,7 +264,7 @@ class Game:
         if self.team:
             flat[:, :, : self.features] = torch.from_numpy(obs)
         else:
-            flat[:, :, : self.features - 1] = torch.from_numpy(obs.reshape(*obs.shape[:2], -1))
+            flat[:, :, : self.features - 1] = torch.from_numpy(self.nearby(obs))
             share = np.minimum(t, self.env.spec.horizon - 1) / self.env.spec.horizon
             flat[:, :, self.features - 1] = torch.from_numpy(share)[:, None]
         return flat
@@ -484,6 +517,7 @@ class Critic(nn.Module):
             None if args.critic_recurrent else linear(args.critic_hidden, args.critic_hidden, 2**0.5, generator)
         )
         self.head = linear(args.critic_hidden, 1, 1.0, generator)
+        nn.init.constant_(self.head.bias, args.initial_value)
         self.ids = None
         if self.num_values > 1:
             self.ids = nn.Parameter(torch.randn(self.num_values, args.critic_hidden, generator=generator) * 0.1)

@@ -422,6 +422,47 @@ def test_popart_keeps_what_the_critic_says(critic):
     assert agent.critic.scale() == (0.0, 1.0)
 
 
+def test_an_optimistic_critic_expects_more_until_it_has_learned():
+    said = []
+    for initial_value in (0.0, 6.0):
+        args, game, agent = make(initial_value=initial_value)
+        batch, states = make_batch(args, game, agent)
+        with torch.no_grad():
+            said.append(agent.critic(batch, states.get("critic"))[0])
+    assert torch.allclose(said[0] + 6, said[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(("env_id", "settings"), [
+    ("msh-4h1s-8x8", {}), ("msd-6x6", {}), ("msh-4h2s-8x8", {"max_block_comp": 2}),
+])  # fmt: skip
+def test_grid_games_are_seen_from_the_own_place(env_id, settings):
+    """Against a plain loop over the cells, on boards of random play in which players have left."""
+    env = envs.make(env_id, num_envs=16, seed=3, **settings)
+    nearby, rng, left = mh.Nearby(env.game), np.random.default_rng(0), 0
+    height, width, planes = env.spec.obs_shape
+    for _ in range(12):
+        seen = nearby(env.obs)
+        for planes_seen, got in zip(
+            env.obs.reshape(-1, height, width, planes), seen.reshape(-1, nearby.size), strict=True
+        ):
+            if not planes_seen[:, :, 0].any():
+                left += 1
+                assert not got.any()
+                continue
+            (row, column), expected = np.argwhere(planes_seen[:, :, 0])[0], []
+            expected += [1, row / height, column / width]
+            for plane, slots in enumerate(nearby.slots, start=1):
+                steps = [(y - row, x - column) for y, x in np.argwhere(planes_seen[:, :, plane])]
+                steps.sort(key=lambda step: abs(step[0]) + abs(step[1]))  # equally near ones in the order of cells
+                assert len(steps) <= slots
+                for y, x in steps:
+                    expected += [1, y / height, x / width, np.sign(y), np.sign(x), y == x == 0]
+                expected += [0] * 6 * (slots - len(steps))
+            assert got == pytest.approx(np.array(expected, np.float32))
+        env.step(np.array([[rng.choice(np.flatnonzero(one)) if one.any() else 0 for one in row] for row in env.legal]))
+    assert left > 0 or env_id.startswith("msd")
+
+
 def test_death_masking_shows_the_critic_of_the_fallen_its_id_alone():
     args, game, agent = make(critic_input="agent")
     batch, _ = make_batch(args, game, agent)
