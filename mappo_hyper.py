@@ -11,7 +11,8 @@ normalisation of the policy; time running out bootstraps, an end by the rules do
     python mappo_hyper.py --env-id smac-2s3z --no-hyper                     # MAPPO
     python mappo_hyper.py --env-id smac-8m --hyper-input local              # without communication
     python mappo_hyper.py --env-id mpe-simple-spread --continuous           # pip install mpe2
-    python mappo_hyper.py --env-id msh-4h1s-8x8 --start-window 3 --initial-value 6 --gamma 0.97 --ent-coef 0.05
+    python mappo_hyper.py --env-id msh-4h1s-8x8 --num-steps 32 --start-window 3 --initial-value 6 --gamma 0.97 \\
+        --ent-coef 0.05 --total-timesteps 200000                            # everybody for itself: Stag Hunt
     python mappo_hyper.py --resume runs/smac-3m__mappo_hyper__1__1700000000
 """
 
