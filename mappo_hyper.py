@@ -833,6 +833,9 @@ def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool, kind: 
     if spec["num_agents"] != game.num_agents:
         here = f"{env.spec.env_id} has {game.num_agents}"
         raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec['num_agents']}, but {here}")
+    trained, here = (config.get("max_block_comp", 0) for config in (spec["env_config"], env.spec.config))
+    if trained != here:  # another size of what is seen
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' was trained with max_block_comp={trained}, this game has {here}")
     agent = Agent(args, game, torch.Generator())
     try:
         agent.load_state_dict(load_file(checkpoint / "weights.safetensors"))

@@ -704,5 +704,7 @@ def test_a_team_checkpoint_plays_a_seat_of_a_grid_game(tmp_path):
     env = envs.make("msh-4h1s-4x4", num_envs=16, seed=9)
     played = play_episodes(env, Seats(env, [str(run_dir), "ns", "nh", str(run_dir)], None, 1))
     assert (played.lengths > 0).all()
+    with pytest.raises(envs.ConfigError, match="trained with max_block_comp=0, this game has 2"):
+        load_policy(str(run_dir), envs.make("msh-4h1s-4x4", num_envs=1, seed=9, max_block_comp=2), 0, seed=0)
     with pytest.raises(envs.ConfigError, match="one policy for all seats"):
         load_policy(f"{run_dir}@2", env, 0, seed=0)
