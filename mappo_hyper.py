@@ -835,7 +835,8 @@ def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool, kind: 
         raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec['num_agents']}, but {here}")
     trained, here = (config.get("max_block_comp", 0) for config in (spec["env_config"], env.spec.config))
     if trained != here:  # another size of what is seen
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' was trained with max_block_comp={trained}, this game has {here}")
+        reason = f"was trained with max_block_comp={trained}, this game has {here}"
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' {reason}")
     agent = Agent(args, game, torch.Generator())
     try:
         agent.load_state_dict(load_file(checkpoint / "weights.safetensors"))
