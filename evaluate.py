@@ -27,23 +27,28 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
-from tqdm import tqdm
 
 import envs
+from envs.checkpoints import read_json
 from envs.grid import ITEM, PLAYERS
 from envs.players import RulePlayers
 from envs.players import names as rule_names
 from envs.recording import rule_probabilities
 from envs.roles import Episodes, Seats, find_checkpoint, load_policy, load_team, parse_roles, play_episodes
+from envs.run import Positive, Range, Weight, Whole, guarded, parse
 
 CHUNK = 4096  # episodes played side by side
 LINE_UPS = ("ns,ns,ns", "nh,nh,nh", "random,random,random", "ns,nh,random", "ns,ns,random")  # of the adaptation table
 PHASES = {"1-5": slice(0, 5), "6-15": slice(5, 15), "16-30": slice(15, 30)}  # episodes
 ENOUGH = 3  # agents for an interval over agents
+ALGORITHMS = {
+    "hopplus_mcts": "HOP+", "hopplus_nomcts": "HOP+ without trees", "ppo_baseline": "PPO", "mappo_hyper": "MAPPO",
+}  # fmt: skip
+COLOURS, STYLES = ("#D55E00", "#E69F00", "#0072B2", "#009E73"), ("-", "-.", "--", ":")
 NEXT_GAMES = 100_000  # added to the seed for each further agent: were the games the same, so would be their luck
 
 
@@ -53,9 +58,9 @@ class Args:
     """which game to play"""
     roles: str = ""
     """one entry per player, separated by commas: a rule-based player, a run folder or a checkpoint folder"""
-    episodes: int = 4096
+    episodes: Positive = 4096
     """episodes to play (of each seating, with --rotate-seats)"""
-    seed: int = 7
+    seed: Whole = 7
     """seed of the starts and of everything the players draw"""
     greedy: bool = False
     """checkpoints play their most probable action instead of sampling"""
@@ -69,17 +74,15 @@ class Args:
     """write the table to this CSV file"""
     gif: str = ""
     """also play one episode into this GIF"""
-    fps: float = 2.0
+    fps: Annotated[float, Range(0.1, 60), tyro.conf.arg(metavar="0.1..60")] = 2.0
     """frames per second of the GIF"""
 
     # adaptation
     adaptation: str = ""
     """run folder of an agent that adapts, or several separated by commas: make their adaptation table instead"""
-    adapt: Literal["beliefs", "online"] = "beliefs"
-    """what may change while it plays: its beliefs alone, or also its opponent model"""
-    simulations: int = 0
+    simulations: Whole = 0
     """adaptation: simulations per tree of the agent that adapts (0: as many as it learned with)"""
-    play_beta: float = 0.0
+    play_beta: Weight = 0.0
     """adaptation: how sharply the agent that adapts plays (0: as its run says)"""
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
@@ -89,7 +92,7 @@ class Args:
     """adaptation: folder with runs of a learner trained in seat 1 among the co-players, or an earlier table (.csv)"""
     line_ups: str = ""
     """adaptation: whom to meet, e.g. "nh,nh,nh;ns,nh,random;strangers" (empty: five, and strangers if given)"""
-    runs: int = 200
+    runs: Positive = 200
     """adaptation: how often each agent plays each line-up for 30 episodes; beliefs: games watched side by side"""
     beliefs: str = ""
     """run folder of an agent that infers goals, or several: show how well it does, watching rule-based players"""
@@ -194,20 +197,21 @@ def play_in_a_row(env, seats: Seats, episodes: int) -> np.ndarray:
 
 
 def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how) -> np.ndarray:
-    """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, adapt)."""
-    alone = how.get("adapt") == "online"  # then every run changes networks of its own: one game at a time
-    returns = []
-    quiet = not alone or not sys.stderr.isatty()
-    for run in tqdm(range(args.runs if alone else 1), f"{Path(agent).name} online", leave=False, disable=quiet):
-        env = envs.make(args.env_id, num_envs=1 if alone else args.runs, seed=args.seed + run, **settings)
-        policy = load_policy(agent, env, 0, args.seed + run, args.greedy)
-        for name, value in how.items():
-            if not hasattr(policy, name):
-                raise envs.ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
-            setattr(policy, name, value)
-        seats = Seats(env, [agent, *others], agent, args.seed + 1000 + run, args.greedy, {0: policy})
-        returns.append(play_in_a_row(env, seats, 30))
-    return np.concatenate(returns)
+    """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, simulations)."""
+    env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
+    policy = load_policy(agent, env, 0, args.seed, args.greedy)
+    for name, value in how.items():
+        if not hasattr(policy, name):
+            raise envs.ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
+        setattr(policy, name, value)
+    seats = Seats(env, [agent, *others], agent, args.seed + 1000, args.greedy, {0: policy})
+    return play_in_a_row(env, seats, 30)
+
+
+def algorithm_of(agents: list[str]) -> str:
+    """What the agents are called in tables and figures: their algorithm, else the script that made them."""
+    script = read_json(find_checkpoint(agents[0].partition("@")[0]) / "spec.json", script=str)["script"]
+    return ALGORITHMS.get(Path(script).stem, Path(script).stem)
 
 
 def find_best_responses(folder: str) -> dict[str, list[str]]:
@@ -290,16 +294,18 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
     line_ups = parse_line_ups(args, settings)
     agents, compared = parse_agents("adaptation", args.adaptation), parse_agents("compare", args.compare)
     num_seeds = max(len(agents), len(compared))  # of games: the k-th agents of all players meet the same starts
-    print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation} (--adapt {args.adapt})")
+    print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
     earlier = read_best_responses(args.best_responses) if args.best_responses.endswith(".csv") else {}
     best = find_best_responses(args.best_responses) if args.best_responses and not earlier else {}
-    rows = []
+    rows, own_name = [], algorithm_of(agents)
+    compared_name = algorithm_of(compared) if compared else ""
+    compared_name += ", compared" if compared_name == own_name else ""
     budget = {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
     for name, others in line_ups.items():
         players = {
-            "adapts": (agents, {"adapt": args.adapt} | budget),
-            "raw policy": (agents, {"planned": False}),
-            "does not adapt": (compared, {}),
+            own_name: (agents, budget),
+            f"{own_name}, raw policy": (agents, {"planned": False}),
+            compared_name: (compared, {}),
             "best response": (best.get(",".join(others)) or best.get(",".join(others[-1:] + others[:-1]), []), {}),
         }
         played: dict[str, dict[str, np.ndarray]] = {}  # player -> agent -> (runs, 30)
@@ -325,7 +331,7 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
 
 
 def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarray]:
-    """What a run's mind believes of seekers it only watches, beside exact Bayes on the rules, at M steps of players:
+    """What a run believes of seekers it only watches, beside exact Bayes on the rules, at M steps of players:
 
     n (M,) actions seen in the episode; believed (M, kinds + 1) mass on each kind of item, aimless last, and sought
     (M, kinds + 1) what the player is after; exact (M,) what exact Bayes gives its role; item (M,) mass on the very item
@@ -334,8 +340,8 @@ def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarra
     to then what a player seeks is its role.
     """
     env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
-    mind = getattr(load_policy(agent, env, 0, args.seed), "mind", None)
-    if mind is None or mind.args.goal_mode == "none":
+    beliefs = getattr(load_policy(agent, env, 0, args.seed), "beliefs", None)
+    if beliefs is None or beliefs.args.goal_mode == "none":
         raise envs.ConfigError(f"'{agent}' believes nothing of goals")
     game, shape = env.game, (env.num_envs, env.spec.num_players)
     if not all(game.item_counts):
@@ -350,7 +356,7 @@ def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarra
     steps: dict[str, list] = {name: [] for name in "n believed sought exact item top1 ceiling".split()}
     hunts: list[list] = [[] for _ in range(shape[0] * shape[1])]  # of the running episodes: where in `steps`, beliefs
     for _ in range(max(1, args.episodes * 4 // args.runs)):
-        mind.look(env)
+        beliefs.look(env)
         actions = players.act(env.obs, env.legal, np.ones_like(env.t) if fixed else env.t)  # roles are drawn at t = 0
         row, player = np.nonzero(env.alive)
         each, did = np.arange(len(row)), actions[row, player]
@@ -359,12 +365,12 @@ def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarra
         role = (players.drawn[row, player][:, None] == players.mixed).argmax(1)
         board = env.states[row][:, PLAYERS + shape[1] :]
         gone = ~(board[:, :, None] == ITEM + kinds).any(1).all(1)
-        believed = np.einsum("bnk,bkc->bnc", mind.beliefs, mind.kinds_of_goals())[row, player]
+        believed = np.einsum("bnk,bkc->bnc", beliefs.belief, beliefs.kinds_of_goals())[row, player]
         believed = believed[:, [*range(len(game.kinds)), -1]]  # given that it is no mere habit
         believed /= np.maximum(believed.sum(1, keepdims=True), 1e-9)
-        predicted = mind.predict()[row, player]
+        predicted = beliefs.predict()[row, player]
         for b, i, place in zip(row, player, range(len(steps["n"]), len(steps["n"]) + len(row)), strict=True):
-            hunts[b * shape[1] + i].append((place, mind.beliefs[b, i].copy()))
+            hunts[b * shape[1] + i].append((place, beliefs.belief[b, i].copy()))
         steps["n"] += env.t[row].tolist()
         steps["believed"] += np.where(gone[:, None], np.nan, believed).tolist()
         steps["sought"] += wanted[role].tolist()
@@ -374,13 +380,13 @@ def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarra
         steps["ceiling"] += np.einsum("rm,rma->ma", posterior, chances).max(1).tolist()
         likelihood = chances[:, each, did] * posterior + 1e-12
         exact[row, player] = (likelihood / likelihood.sum(0)).T
-        cells, places = mind.cell.copy(), env.states[:, PLAYERS : PLAYERS + shape[1]].copy()
+        cells, places = beliefs.cell.copy(), env.states[:, PLAYERS : PLAYERS + shape[1]].copy()
         info = env.step(actions)[-1]
-        mind.watch(actions, env.alive, info["done"])
+        beliefs.watch(actions, env.alive, info["done"])
         for b, i in np.argwhere(info["done"][:, None] | (info["taken"] > 0)):
-            for place, beliefs in hunts[b * shape[1] + i]:
-                if info["taken"][b, i] and mind.args.goal_mode == "learned":
-                    steps["item"][place] = float(beliefs[cells[b] == places[b, i]].sum())
+            for place, held in hunts[b * shape[1] + i]:
+                if info["taken"][b, i] and beliefs.args.goal_mode == "learned":
+                    steps["item"][place] = float(held[cells[b] == places[b, i]].sum())
             hunts[b * shape[1] + i] = []
         if not fixed:
             exact[info["done"]] = 1 / len(roles)
@@ -473,20 +479,20 @@ def plot_adaptation(path: str, rows: list[dict]) -> None:
     rows = [row for row in rows if row["agent"] == "all"]
     names = list(dict.fromkeys(row["among"] for row in rows))
     figure = Figure(figsize=(3.4 * min(3, len(names)), 2.7 * -(-len(names) // 3)), layout="constrained")
-    styles = {"adapts": ("C3", "-", 2.0), "raw policy": ("C1", "-", 1.0), "does not adapt": ("C0", "-", 1.0)}
+    players = [name for name in dict.fromkeys(row["player 1"] for row in rows) if name != "best response"]
     for k, name in enumerate(names):
         axes = figure.add_subplot(-(-len(names) // 3), min(3, len(names)), k + 1)
         for row in (row for row in rows if row["among"] == name):
             if row["player 1"] == "best response":
                 axes.axhline(np.mean(row["returns"]), color="#555555", ls="--", lw=1, label="best response (PPO)")
             else:
-                colour, style, width = styles[row["player 1"]]
-                axes.plot(range(1, 31), row["returns"], style, color=colour, lw=width, label=row["player 1"])
+                style = players.index(row["player 1"])
+                axes.plot(range(1, 31), row["returns"], STYLES[style], color=COLOURS[style], label=row["player 1"])
         axes.set(title=f"among {name}", xlabel="episode")
-        axes.set_ylim(bottom=0)
+        axes.margins(y=0.15)
         axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("return")
-    figure.axes[0].legend(fontsize=7, loc="lower right")
+    figure.axes[0].set_ylabel("mean return of player 1")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)
 
 
@@ -562,14 +568,21 @@ def write_atomically(path: str, text: str) -> None:
     os.replace(draft, path)
 
 
+def check_outputs(args: Args) -> None:
+    """Whatever is to be written can be: asked before any work is done."""
+    endings = {"json": (".json",), "csv": (".csv",), "gif": (".gif",), "plot": (".png", ".pdf", ".svg")}
+    for name, known in endings.items():
+        path = Path(getattr(args, name) or f"x{known[0]}")
+        if not path.parent.is_dir():
+            raise envs.ConfigError(f"--{name} {path}: there is no folder '{path.parent}'")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise envs.ConfigError(f"--{name} {path} cannot be written")
+        if path.suffix not in known:
+            raise envs.ConfigError(f"--{name} {path} must end in {' or '.join(known)}")
+
+
 def main(args: Args) -> None:
-    for name in ("json", "csv", "gif", "plot"):
-        folder = Path(getattr(args, name) or ".").parent
-        if not folder.is_dir():
-            raise envs.ConfigError(f"--{name} {getattr(args, name)}: there is no folder '{folder}'")
-    for name, least in (("episodes", 1), ("seed", 0), ("runs", 1)):
-        if getattr(args, name) < least:
-            raise envs.ConfigError(f"--{name} must be at least {least}, not {getattr(args, name)}")
+    check_outputs(args)
     settings = parse_settings(args.set)
     if args.adaptation:
         rows = adaptation(args, settings)
@@ -605,8 +618,4 @@ def write_rows(args: Args, settings: dict, rows: list[dict], **more) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args, description=__doc__))
-    except envs.ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(guarded(lambda _: main(parse(Args, __doc__))))

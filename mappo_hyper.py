@@ -17,133 +17,87 @@ normalisation of the policy; time running out bootstraps, an end by the rules do
 """
 
 import copy
-import csv
-import hashlib
-import json
-import os
-import shutil
-import signal
 import sys
-import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import tyro
-from safetensors.torch import load_file, save_file
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 import envs
+from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
+from envs.team import TeamGame, make_env, play_team
+
+Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
-class Args:
+class Args(RunArgs):
     # run
-    exp_name: str = "mappo_hyper"
-    """name of this experiment, part of the run folder's name"""
-    seed: int = 1
-    """seed of everything: env, policy, minibatches, evaluation"""
-    run_dir: str = ""
-    """folder of this run (default: runs/<env>__<exp>__<seed>__<time>)"""
-    resume: str = ""
-    """run folder to go on with; all other settings are then taken from it"""
-    track: bool = False
-    """also log to Weights & Biases"""
-    wandb_project_name: str = "hopplus-lab"
-    """project of the tracked run"""
-    wandb_entity: str | None = None
-    """team of the tracked run"""
-    wandb_group: str | None = None
-    """group of the tracked run (a sweep sets it)"""
-    wandb_tags: str = ""
-    """comma-separated tags of the tracked run"""
-    torch_threads: int = 1
-    """threads of torch; small networks run best with one"""
-    log_every: int = 5
+    log_every: Positive = 5
     """iterations between two rows of metrics.csv and TensorBoard"""
-    eval_every: int = 100_000
-    """env steps between two evaluations (0: only at the end)"""
-    eval_episodes: int = 256
+    eval_every: Whole = 100_000
+    """env steps between two evaluations; the last weights are evaluated too (0: only the final evaluation)"""
+    eval_episodes: Positive = 256
     """episodes of each evaluation during training"""
-    final_eval_episodes: int = 256
+    final_eval_episodes: Positive = 256
     """episodes of the evaluations at the end"""
-    checkpoint_every: int = 20
-    """iterations between two saves of checkpoints/last"""
 
     # env
     env_id: str = "smac-3m"
     """which game to play: a battle (smac-...), a grid game (msh-...) or mpe-simple-spread"""
-    num_envs: int = 128
+    num_envs: Positive = 128
     """games played side by side"""
-    start_jitter: float = 0.0
+    start_jitter: Annotated[float, Range(0, 100), tyro.conf.arg(metavar="0..100")] = 0.0
     """battles: start positions move by up to this much, anew in each episode (0: always the same start)"""
-    start_window: int = 0
+    start_window: Whole = 0
     """grid games, start curriculum: side of the square in which some episodes start (0: off)"""
-    start_window_prob: float = 0.9
+    start_window_prob: Share = 0.9
     """probability of such a start at the beginning of training, decaying linearly"""
-    start_window_until: float = 0.5
+    start_window_until: Share = 0.5
     """share of training after which all episodes start as in the true game"""
     continuous: bool = False
     """mpe-simple-spread: forces instead of five discrete actions"""
 
     # algorithm
-    total_timesteps: int = 1_000_000
+    total_timesteps: Positive = 1_000_000
     """env steps of the whole run (one step moves all agents of one game)"""
-    num_steps: int = 64
+    num_steps: Positive = 64
     """steps per game and iteration"""
-    chunk_length: int = 16
+    chunk_length: Positive = 16
     """steps of the sequences that the update learns from, each from the memory that was stored at its start"""
-    learning_rate: float = 7e-4
+    learning_rate: Rate = 7e-4
     """Adam's learning rate of actor and critic at the start"""
     anneal_lr: bool = True
     """bring the learning rates linearly to zero"""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """discount"""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation"""
-    num_minibatches: int = 4
+    num_minibatches: Positive = 4
     """minibatches per epoch"""
-    update_epochs: int = 5
+    update_epochs: Positive = 5
     """passes over each batch"""
-    norm_adv: bool = True
-    """normalise the advantages of each batch"""
-    clip_coef: float = 0.2
+    clip_coef: Weight = 0.2
     """PPO's clip range"""
-    clip_vloss: bool = False
-    """clip the value loss too"""
-    huber_delta: float = 0.0
-    """value errors beyond this many (normalised) units count linearly (0: squared error)"""
-    value_norm: Literal["popart", "running", "none"] = "popart"
-    """values in units of the returns' running mean and deviation; popart keeps the critic's answers when these move"""
-    ent_coef: float = 0.01
+    ent_coef: Weight = 0.01
     """weight of the entropy bonus at the start"""
-    ent_coef_final: float = 0.0
+    ent_coef_final: Weight = 0.0
     """weight of the entropy bonus at the end, reached linearly"""
-    perturbation: float = 0.0
-    """exploration: share of uniformly random legal actions (continuous: extra noise), falling linearly to zero"""
-    vf_coef: float = 0.5
+    vf_coef: Weight = 0.5
     """weight of the value loss"""
-    max_grad_norm: float = 10.0
+    max_grad_norm: Weight = 10.0
     """largest gradient norm, of actor, critic and hypernetwork each"""
-    initial_value: float = 0.0
+    initial_value: Annotated[float, Range(-(10**6), 10**6), tyro.conf.arg(metavar="-1e6..1e6")] = 0.0
     """what the critic expects before it has learned; optimism makes a hare a disappointment until stags are known"""
-    hidden: int = 64
+    hidden_size: Positive = 64
     """width of the actor's layers and of its memory"""
-    critic_hidden: int = 128
+    critic_hidden_size: Positive = 128
     """width of the critic's layers"""
-    critic_input: Literal["state", "agent"] = "state"
-    """state: one value for the team; agent: one per agent, from the state, its own observation and its id"""
-    critic_recurrent: bool = False
-    """give the critic a memory too"""
-    agent_id: bool = True
-    """tell the actor which agent it is"""
-    layer_norm: bool = True
-    """normalise the features of the actor's layers"""
 
     # hypernetwork
     hyper: bool = True
@@ -152,31 +106,23 @@ class Args:
     """what it sees: all agents (needs communication in play), the own agent, or only which agent it is"""
     hyper_layers: Literal["last", "all"] = "last"
     """which weights it moves: the last layer (and scales of the others), or all layers outside the memory"""
-    hyper_share: bool = False
-    """one change for the whole team instead of one per agent"""
-    delta: Literal["base", "cumulative"] = "base"
-    """weights are base + change, or base + a sum of changes that fades within an episode"""
-    decay: float = 0.9
-    """what is left of the cumulative change after each step"""
-    hyper_rank: int = 8
+    hyper_rank: Whole = 8
     """rank of a generated weight change, one factor learned and one generated (0: whole matrices are generated)"""
-    hyper_hidden: int = 32
+    hyper_hidden_size: Positive = 32
     """width of the hypernetwork"""
-    hyper_heads: int = 2
+    hyper_heads: Positive = 2
     """heads of the attention over agents"""
     hyper_attention: bool = True
     """joint input: attention over the living agents (off: their mean)"""
     hyper_history: bool = True
     """an LSTM over the episode with last actions and reward (off: the current step only)"""
-    hyper_agent_id: bool = False
-    """joint and local input: also tell it which agent it is"""
-    hyper_lr: float = 1e-4
+    hyper_lr: Rate = 1e-4
     """the hypernetwork's learning rate at the start"""
-    smooth_coef: float = 0.1
+    smooth_coef: Weight = 0.1
     """alpha, weight of L_smooth: mean squared change of the generated weights between neighbouring steps"""
-    align_coef: float = 0.05
+    align_coef: Weight = 0.05
     """beta, weight of L_align: KL(policy by the target hypernetwork || policy)"""
-    target_every: int = 100
+    target_every: Positive = 100
     """K, gradient steps after which the target hypernetwork becomes a copy of the current one"""
 
     @property
@@ -187,422 +133,289 @@ class Args:
     def num_iterations(self) -> int:
         return max(1, self.total_timesteps // self.batch_size)
 
-
-LOSSES = ("policy_loss", "value_loss", "entropy", "approx_kl", "clipfrac")
-ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
-SCALES = 8  # groups of units with a scale of their own, in layers that are scaled and not changed
-
-
-# env
-
-
-def make_env(args: Args, num_envs: int, seed: int):
-    """The batched env of a run."""
-    is_battle, is_particles = args.env_id.startswith(("smac-", "smaclite-")), args.env_id.startswith("mpe-")
-    if args.continuous and not is_particles:
-        raise envs.ConfigError(f"--continuous is for mpe-simple-spread only; {args.env_id} has discrete actions")
-    if args.start_jitter and not is_battle:
-        raise envs.ConfigError(f"--start-jitter is for battles only, not for {args.env_id}")
-    if args.start_window and (is_battle or is_particles):
-        raise envs.ConfigError(f"--start-window is for grid games only, not for {args.env_id}")
-    if is_particles:
-        from envs.particles import ParticleEnv
-
-        return ParticleEnv(args.env_id, num_envs, seed, args.continuous)
-    return envs.make(args.env_id, num_envs, seed, **({"start_jitter": args.start_jitter} if args.start_jitter else {}))
-
-
-class Nearby:
-    """Turns the planes of a grid game into the own place and where each thing is from there, the nearest of its plane
-    first: whether it is there, steps down and across as share of the board and as signs, and whether it is on the own
-    cell. A layer on the planes themselves would have to learn every pair of cells by itself."""
-
-    def __init__(self, game):
-        height, width, _ = game.obs_shape
-        rows, columns = np.divmod(np.arange(height * width), width)
-        down, across = rows - rows[:, None], columns - columns[:, None]  # (own cell, cell)
-        distance = abs(down) + abs(across)
-        sight = [distance >= 0, down / height, across / width, np.sign(down), np.sign(across), distance == 0]
-        self.nearest = distance.argsort(1, kind="stable")  # (own cell, rank)
-        self.sight = np.take_along_axis(np.stack(sight, 2).astype(np.float32), self.nearest[:, :, None], 1)
-        self.place = np.stack([rows >= 0, rows / height, columns / width], 1).astype(np.float32)
-        self.slots = [1] * (game.num_players - 1) + [4 * game.config.max_block_comp, *game.item_counts.tolist()]
-        self.size = 3 + 6 * sum(self.slots)
-
-    def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """obs (B, N, H, W, planes) of 0/1, own plane first -> (B, N, size); zeros for who has left"""
-        flat = obs.reshape(obs.shape[0] * obs.shape[1], -1, obs.shape[-1])
-        present, own = flat[:, :, 0].any(1), flat[:, :, 0].argmax(1)
-        near, parts = np.take_along_axis(flat, self.nearest[own][:, :, None], 1), [self.place[own]]
-        for plane, slots in enumerate(self.slots, start=1):
-            things = near[:, :, plane]  # (rows, rank)
-            ranks = (things == 0).argsort(1, kind="stable")[:, :slots]
-            seen = self.sight[own[:, None], ranks] * np.take_along_axis(things, ranks, 1)[:, :, None]
-            parts.append(seen.reshape(len(flat), -1))
-        return (np.concatenate(parts, 1) * present[:, None]).reshape(*obs.shape[:2], self.size)
-
-
-class Game:
-    """One face for battles, grid games and particle games: sizes, and what the networks see, as tensors.
-
-    In a team game (`team`) all agents earn the same, fallen ones too, until the episode ends; in a grid game everybody
-    earns for itself until it leaves. A grid game's state is the own observation: all of the board.
-    """
-
-    def __init__(self, env):
-        spec, self.env = env.spec, env
-        self.team, self.is_battle = not hasattr(env, "game"), "battle_won" in env.info
-        self.num_agents, self.num_actions = spec.num_players, spec.num_actions
-        self.continuous = bool(getattr(env, "continuous", False))
-        self.nearby = None if self.team else Nearby(env.game)
-        self.features = int(np.prod(spec.obs_shape)) if self.team else self.nearby.size + 1
-        self.obs_size = 8 * -(-self.features // 8)  # zeros behind, so that products are rounded alike in every batch
-        self.state_size = spec.state_shape[0] if self.team else 0
-
-    def flat(self, obs: np.ndarray, t: np.ndarray) -> torch.Tensor:
-        """obs (B, N, ...) -> (B, N, D). Grid games add the time; nobody acts at the horizon, so a final observation
-        counts as one step earlier."""
-        flat = torch.zeros(*obs.shape[:2], self.obs_size)
-        if self.team:
-            flat[:, :, : self.features] = torch.from_numpy(obs)
-        else:
-            flat[:, :, : self.features - 1] = torch.from_numpy(self.nearby(obs))
-            share = np.minimum(t, self.env.spec.horizon - 1) / self.env.spec.horizon
-            flat[:, :, self.features - 1] = torch.from_numpy(share)[:, None]
-        return flat
-
-    def state_of(self, state: np.ndarray | None) -> torch.Tensor:
-        return torch.from_numpy(state.copy()) if self.team else torch.zeros(self.env.num_envs, 0)
-
-    def look(self) -> dict[str, torch.Tensor]:
-        """obs (B, N, D), state (B, S), legal (B, N, A), alive (B, N) of the current step."""
-        env = self.env
-        seen = {"obs": self.flat(env.obs, env.t), "state": self.state_of(env.state if self.team else None)}
-        return seen | {"legal": torch.from_numpy(env.legal.copy()), "alive": torch.from_numpy(env.alive.copy())}
-
-    def final(self, info: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """The same, as far as a critic needs it, of the last step of the episodes that are done."""
-        seen = {"obs": self.flat(info["final_obs"], info["episode_length"])}
-        return seen | {"state": self.state_of(info["final_state"] if self.team else None)}
-
-    def reward(self) -> np.ndarray:
-        """(B, N) of the last step"""
-        env = self.env
-        return env.out.reward if not self.team else env.battles.reward if hasattr(env, "battles") else env.reward
-
-    def orders(self, actions: torch.Tensor) -> np.ndarray:
-        """Actions as the env takes them: -1..1 becomes 0..1 for forces."""
-        return ((actions.clamp(-1, 1) + 1) / 2 if self.continuous else actions).numpy()
+    def check(self) -> None:
+        """What the ranges of single fields do not say."""
+        for name in ("hidden_size", "hyper_hidden_size", "hyper_rank"):
+            if getattr(self, name) % 8:  # products of other widths are rounded by a row's place: ratios are not 1
+                flag = name.replace("_", "-")
+                raise envs.ConfigError(f"--{flag} must be a multiple of 8, not {getattr(self, name)}")
+        if self.num_steps % self.chunk_length:
+            sizes = f"--num-steps {self.num_steps} must be a multiple of --chunk-length {self.chunk_length}"
+            raise envs.ConfigError(sizes)
+        if self.hyper_hidden_size % (2 * self.hyper_heads):
+            sizes = f"--hyper-hidden-size {self.hyper_hidden_size} must be a multiple of twice --hyper-heads"
+            raise envs.ConfigError(f"{sizes} {self.hyper_heads}")
 
 
 # networks
 
 
-def linear(rows: int, columns: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    """A layer with orthogonal weights and no bias at the start."""
-    layer = nn.Linear(rows, columns)
+def linear(in_size: int, out_size: int, gain: float, generator: torch.Generator, bias: bool = True) -> nn.Linear:
+    """A layer with orthogonal weights and a bias of zero at the start."""
+    layer = nn.Linear(in_size, out_size, bias)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
-    nn.init.zeros_(layer.bias)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 
 class Recurrent(nn.Module):
-    """A GRU or an LSTM over (L, R, F) that starts anew where an episode does. What does not depend on memory is
-    computed for all steps at once; a row's result does not depend on the other rows, down to the last bit."""
+    """A memory over (L, R, F) that starts anew where an episode does. What does not depend on memory is computed for
+    all steps at once; a row's result does not depend on the other rows, down to the last bit."""
 
-    def __init__(self, kind: Literal["gru", "lstm"], size: int, hidden: int, generator: torch.Generator):
+    num_gates: int
+
+    def __init__(self, in_size: int, hidden_size: int, generator: torch.Generator):
         super().__init__()
-        self.kind, self.hidden, gates = kind, hidden, {"gru": 3, "lstm": 4}[kind]
-        self.from_input = linear(size, gates * hidden, 1.0, generator)
-        self.from_memory = linear(hidden, gates * hidden, 1.0, generator)
+        self.hidden_size = hidden_size
+        self.from_input = linear(in_size, self.num_gates * hidden_size, 1.0, generator)
+        self.from_memory = linear(hidden_size, self.num_gates * hidden_size, 1.0, generator)
 
-    def forward(self, x: torch.Tensor, first: torch.Tensor, memory: tuple[torch.Tensor, ...]):
-        """x (L, R, F), first (L, R) bool, memory (R, H) or two of them -> outputs (L, R, H), memory"""
-        cell, outputs = self.gru if self.kind == "gru" else self.lstm, []
-        inputs, keep, resets = self.from_input(x).unbind(), (~first[:, :, None]).float(), first.any(1).tolist()
-        for step, reset in enumerate(resets):
+    def forward(self, x: torch.Tensor, is_first: torch.Tensor, memory: tuple[torch.Tensor, ...]):
+        """x (L, R, F), is_first (L, R) bool, memory (R, H) or two of them -> outputs (L, R, H), memory"""
+        inputs, keep, outputs = self.from_input(x).unbind(), (~is_first[:, :, None]).float(), []
+        for step, reset in enumerate(is_first.any(1).tolist()):
             if reset:
-                memory = tuple(part * keep[step] for part in memory)
-            memory = cell(inputs[step], *memory)
+                memory = tuple(old * keep[step] for old in memory)
+            memory = self.cell(inputs[step], *memory)
             outputs.append(memory[0])
         return torch.stack(outputs), memory
 
-    def gru(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor]:
-        sizes = (2 * self.hidden, self.hidden)
+
+class GRU(Recurrent):
+    num_gates = 3
+
+    def cell(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor]:
+        sizes = (2 * self.hidden_size, self.hidden_size)
         (gates_x, new_x), (gates_h, new_h) = x.split(sizes, dim=1), self.from_memory(h).split(sizes, dim=1)
         reset, update = torch.sigmoid(gates_x + gates_h).chunk(2, dim=1)
         new = torch.tanh(new_x + reset * new_h)
         return (torch.lerp(new, h, update),)
 
-    def lstm(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        gates, new = (x + self.from_memory(h)).split((3 * self.hidden, self.hidden), dim=1)
+
+class LSTM(Recurrent):
+    num_gates = 4
+
+    def cell(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = (3 * self.hidden_size, self.hidden_size)
+        gates, new = (x + self.from_memory(h)).split(sizes, dim=1)
         take, forget, show = torch.sigmoid(gates).chunk(3, dim=1)
         c = forget * c + take * torch.tanh(new)
         return show * torch.tanh(c), c
 
 
 class Actor(nn.Module):
-    """Two layers, a GRU and a last layer; a hypernetwork's changes come as one vector per row and layer.
+    """Two layers, a GRU and a last layer. The layers outside the memory are numbered 0, 1, 2: a hypernetwork may change
+    what they do."""
 
-    The layers outside the memory are numbered 0, 1, 2. A changed layer is x -> x (W + dW) + b + db, with dW = U G of a
-    learned U and a generated G, or dW = G where the rank is 0; a scaled one is (1 + s) times itself, in SCALES groups.
-    """
-
-    def __init__(self, args: Args, game: Game, generator: torch.Generator):
+    def __init__(self, args: Args, game: TeamGame, generator: torch.Generator):
         super().__init__()
-        self.num_agents, self.num_actions, self.continuous = game.num_agents, game.num_actions, game.continuous
+        self.num_actions, self.continuous, hidden_size = game.num_actions, game.continuous, args.hidden_size
         # a multiple of 8 columns: otherwise a row's product is rounded by its place in the batch, and ratios are not 1
-        hidden, columns = args.hidden, 8 * -(-game.num_actions // 8)
-        rows, self.columns = (game.obs_size, hidden, hidden), (hidden, hidden, columns)
-        gains = (2**0.5, 2**0.5, 0.01)
-        self.layers = nn.ModuleList(
-            linear(r, c, g, generator) for r, c, g in zip(rows, self.columns, gains, strict=True)
-        )
-        self.memory = Recurrent("gru", hidden, hidden, generator)
-        self.norms = nn.ModuleList(nn.LayerNorm(hidden) if args.layer_norm else nn.Identity() for _ in range(3))
-        self.ids = (
-            nn.Parameter(torch.randn(game.num_agents, hidden, generator=generator) * 0.1) if args.agent_id else None
-        )
+        out_size = 8 * -(-game.num_actions // 8)
+        sizes, gains = (game.obs_size, hidden_size, hidden_size, out_size), (2**0.5, 2**0.5, 0.01)
+        self.layers = nn.ModuleList(linear(*sizes[k : k + 2], gain, generator) for k, gain in enumerate(gains))
+        self.gru = GRU(hidden_size, hidden_size, generator)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden_size) for _ in range(3))
+        self.ids = nn.Parameter(torch.randn(game.num_agents, hidden_size, generator=generator) * 0.1)
         self.log_std = nn.Parameter(torch.full((game.num_actions,), -0.5)) if game.continuous else None
 
-    def plan_changes(self, args: Args) -> list[int]:
-        """How many numbers a hypernetwork generates for each layer: a change (rank and a bias), or scales."""
-        self.changed = (0, 1, 2) if args.hyper_layers == "all" else (2,)
-        self.ranks = [min(args.hyper_rank, layer.in_features) or layer.in_features for layer in self.layers]
-        plan = zip(self.ranks, self.columns, strict=True)
-        return [(rank + 1) * columns if k in self.changed else SCALES for k, (rank, columns) in enumerate(plan)]
+    def forward(self, obs: torch.Tensor, is_first: torch.Tensor, memory: torch.Tensor, hyper=None, codes=None):
+        """obs (L, C, N, D), is_first (L, C), memory (C, N, H) -> logits or means (L, C, N, A), memory. With a
+        hypernetwork and its codes (L, C, N, W) the layers are the changed ones."""
 
-    def layer(
-        self, k: int, x: torch.Tensor, change: torch.Tensor | None, factors: nn.ModuleDict | None
-    ) -> torch.Tensor:
-        """Layer k on x (L, C, N, F), changed by (L, C, M, size of its change), M agents or one for all."""
-        y = self.layers[k](x)
-        if change is None:
-            return y
-        if k not in self.changed:
-            return (y.view(*y.shape[:3], SCALES, -1) * (1 + change[..., None])).view_as(y)
-        agents, low = self.num_agents // change.shape[2], factors[str(k)](x) if str(k) in factors else x
-        low = F.pad(low, (0, 1), value=1.0).view(-1, agents, self.ranks[k] + 1)  # a one for the bias
-        change = change.reshape(-1, self.ranks[k] + 1, self.columns[k])  # (L * C * M, rank and bias, columns)
-        if agents == 1 and self.ranks[k] <= 16:  # vectors times small matrices: twice as fast as bmm
-            return y + (low.transpose(1, 2) * change).sum(1).view_as(y)
-        return y + torch.bmm(low, change).view_as(y)
+        def layer(k: int, x: torch.Tensor) -> torch.Tensor:
+            y = self.layers[k](x)
+            return y if hyper is None else hyper.change(k, x, y, codes)
 
-    def forward(self, obs, first, memory, changes=None, factors=None):
-        """obs (L, C, N, D), first (L, C), memory (C, N, H), changes of each layer (L, C, M, ...) -> logits, memory"""
         length, chunks, agents = obs.shape[:3]
-        parts = changes or (None, None, None)
-        x = self.layer(0, obs, parts[0], factors)
-        x = self.norms[0](torch.relu(x if self.ids is None else x + self.ids))
-        x = self.norms[1](torch.relu(self.layer(1, x, parts[1], factors)))
-        first = first[:, :, None].expand(length, chunks, agents).reshape(length, -1)
-        x, (memory,) = self.memory(x.view(length, chunks * agents, -1), first, (memory.flatten(0, 1),))
+        x = self.norms[0](torch.relu(layer(0, obs) + self.ids))
+        x = self.norms[1](torch.relu(layer(1, x)))
+        is_first = is_first[:, :, None].expand(length, chunks, agents).reshape(length, -1)
+        x, (memory,) = self.gru(x.view(length, chunks * agents, -1), is_first, (memory.flatten(0, 1),))
         x = self.norms[2](x).view(length, chunks, agents, -1)
-        return self.layer(2, x, parts[2], factors), memory.view(chunks, agents, -1)
+        return layer(2, x)[..., : self.num_actions], memory.view(chunks, agents, -1)
 
 
 class Hypernetwork(nn.Module):
-    """From what is seen to a code (W) per agent, or one for the team; `outputs` turn it into weight changes (P).
+    """From what is seen to a code (W) for each agent, and from codes to changes of the actor's layers.
 
     joint: every agent's observation through one layer and attention over the living agents; their mean, with the last
     joint action and reward, feeds the team's LSTM; a code joins that with the own attention. local: an LSTM for each
-    agent, fed with its own observation, last action and reward. id: a table, whatever is seen. The output layer has no
-    bias and starts near zero, so that training starts as MAPPO.
+    agent, fed with its own observation, last action and reward. id: a table, whatever is seen.
+
+    A changed layer is x (W + dW) + b + db, with dW = U G of a learned U and a generated G, or dW = G where the rank is
+    0; a scaled one is (1 + s) times itself, in groups of units. The generating layers have no bias and start near zero,
+    so that training starts as MAPPO.
     """
 
-    def __init__(self, args: Args, game: Game, actor: Actor, generator: torch.Generator):
+    NUM_SCALES = 8  # groups of units with a scale of their own, in layers that are scaled and not changed
+
+    def __init__(self, args: Args, game: TeamGame, actor: Actor, generator: torch.Generator):
         super().__init__()
-        width, agents, self.heads = args.hyper_hidden, game.num_agents, args.hyper_heads
-        self.joint, self.num_codes = args.hyper_input == "joint", 1 if args.hyper_share else agents
-        self.decay = args.decay if args.delta == "cumulative" else None
-        self.table = self.ids = self.attend = self.memory = None
+        width, self.num_agents, self.heads = args.hyper_hidden_size, game.num_agents, args.hyper_heads
+        self.joint, self.id_table, self.attention, self.lstm = args.hyper_input == "joint", None, None, None
         if args.hyper_input == "id":
-            self.table = nn.Parameter(torch.randn(agents, width, generator=generator))
+            self.id_table = nn.Parameter(torch.randn(self.num_agents, width, generator=generator))
         else:
             self.embed = linear(game.obs_size, width, 2**0.5, generator)
-            self.ids = (
-                nn.Parameter(torch.randn(agents, width, generator=generator) * 0.1) if args.hyper_agent_id else None
-            )
             if self.joint:
-                self.attend = linear(width, 2 * width, 1.0, generator) if args.hyper_attention else None
-                self.team = linear(width, width, 1.0, generator)
+                self.attention = linear(width, 2 * width, 1.0, generator) if args.hyper_attention else None
+                self.from_team = linear(width, width, 1.0, generator)
             if args.hyper_history:
-                size = (game.num_actions + 1) * (agents if self.joint else 1)
-                self.last = linear(size, width, 1.0, generator)
-                self.memory = Recurrent("lstm", width, width, generator)
-        self.own = linear(width, width, 2**0.5, generator) if self.memory is None or self.num_codes > 1 else None
-        sizes, factors = actor.plan_changes(args), actor.changed if args.hyper_rank else ()
-        self.factors = nn.ModuleDict(
-            {str(k): nn.Linear(actor.layers[k].in_features, actor.ranks[k], bias=False) for k in factors}
-        )
-        self.outputs = nn.ModuleList(nn.Linear(width, size, bias=False) for size in sizes)
-        for gain, layers in ((1.0, self.factors.values()), (0.01, self.outputs)):
-            for layer in layers:
-                nn.init.orthogonal_(layer.weight, gain, generator=generator)
+                last_size = (game.num_actions + 1) * (self.num_agents if self.joint else 1)
+                self.from_last = linear(last_size, width, 1.0, generator)
+                self.lstm = LSTM(width, width, generator)
+        self.own = linear(width, width, 2**0.5, generator)
+        self.changed = (0, 1, 2) if args.hyper_layers == "all" else (2,)
+        self.ranks = [min(args.hyper_rank, layer.in_features) or layer.in_features for layer in actor.layers]
+        self.factors, self.outputs = nn.ModuleDict(), nn.ModuleList()  # U of changed layers, and what generates
+        for k in self.changed if args.hyper_rank else ():
+            self.factors[str(k)] = linear(actor.layers[k].in_features, self.ranks[k], 1.0, generator, bias=False)
+        for k, layer in enumerate(actor.layers):  # the factor G and a bias, or scales
+            size = (self.ranks[k] + 1) * layer.out_features if k in self.changed else self.NUM_SCALES
+            self.outputs.append(linear(width, size, 0.01, generator, bias=False))
 
-    @property
-    def output(self) -> torch.Tensor:
-        """The whole output layer (P, W)."""
-        return torch.cat([layer.weight for layer in self.outputs])
-
-    def start(self, num_envs: int) -> dict[str, torch.Tensor]:
-        """Memory before an episode, by name (C, rows, W)."""
-        width, rows = self.outputs[0].in_features, {}
-        if self.memory is not None:
-            rows |= dict.fromkeys(("hyper_h", "hyper_c"), 1 if self.joint else self.num_codes)
-        rows |= {"hyper_sum": self.num_codes} if self.decay is not None else {}
-        return {name: torch.zeros(num_envs, count, width) for name, count in rows.items()}
+    def initial_memory(self, num_envs: int) -> Tensors:
+        """Memory before an episode, by name (C, 1 or N, W): one for the team, or one for each agent."""
+        if self.lstm is None:
+            return {}
+        shape = (num_envs, 1 if self.joint else self.num_agents, self.lstm.hidden_size)
+        return {"hyper_h": torch.zeros(shape), "hyper_c": torch.zeros(shape)}
 
     def over_agents(self, x: torch.Tensor, alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x (L, C, N, W) with what each agent has to know of the living, and the mean of the living (L, C, 1, W)."""
         shape, (agents, width) = x.shape, x.shape[2:]
         x, alive = x.reshape(-1, agents, width), alive.reshape(-1, 1, agents)
         mean = alive / alive.sum(2, keepdim=True).clamp_min(1)  # (L * C, 1, N), a weight for each agent
-        if self.attend is None:
-            x = x + self.team(mean @ x)
+        if self.attention is None:
+            x = x + self.from_team(mean @ x)
         else:
             query, key, value = (  # (L * C, heads, N, W / 2 / heads or W / heads)
-                part.view(-1, agents, self.heads, part.shape[2] // self.heads).transpose(1, 2).contiguous()
-                for part in self.attend(x).split((width // 2, width // 2, width), dim=2)
+                projected.view(-1, agents, self.heads, projected.shape[2] // self.heads).transpose(1, 2).contiguous()
+                for projected in self.attention(x).split((width // 2, width // 2, width), dim=2)
             )
             scores = query @ key.transpose(2, 3) / query.shape[3] ** 0.5
             weights = torch.softmax(scores.masked_fill(~alive[:, None], -1e9), dim=3)
-            x = x + self.team((weights @ value).transpose(1, 2).reshape(x.shape))
+            x = x + self.from_team((weights @ value).transpose(1, 2).reshape(x.shape))
         return x.view(shape), (mean @ x).view(*shape[:2], 1, width)
 
-    def forward(self, seen: dict[str, torch.Tensor], states: dict[str, torch.Tensor]):
-        """Steps (L, C, ...) as the rollout stores them -> codes (L, C, M, W), memory; M agents or one for all."""
-        (length, chunks), after = seen["first"].shape, {}
-        if self.table is not None:
-            codes = torch.tanh(self.own(self.table)).expand(length, chunks, -1, -1)
-        else:
-            own = torch.relu(self.embed(seen["obs"]))
-            own = team = own if self.ids is None else own + self.ids
-            if self.joint:
-                own, team = self.over_agents(own, seen["alive"])
-            if self.num_codes == 1:
-                own = team
-            if self.memory is not None:
-                team = team + self.last(seen["last"].flatten(2)[:, :, None] if self.joint else seen["last"])
-                rows, first = team.shape[2], seen["first"].repeat_interleave(team.shape[2], dim=1)
-                memory = tuple(states[name].flatten(0, 1) for name in ("hyper_h", "hyper_c"))
-                team, memory = self.memory(team.reshape(length, chunks * rows, -1), first, memory)
-                after = {name: x.view(chunks, rows, -1) for name, x in zip(("hyper_h", "hyper_c"), memory, strict=True)}
-                team = team.view(length, chunks, rows, -1)
-                codes = torch.tanh(team + self.own(own)) if self.own is not None else team
-            else:
-                codes = torch.tanh(self.own(own))
-        if self.decay is not None:  # the output layer is linear: summing codes sums weight changes
-            total, sums = states["hyper_sum"], []
-            for code, new in zip(codes, seen["first"], strict=True):
-                total = self.decay * total * ~new[:, None, None] + code
-                sums.append(total)
-            codes, after["hyper_sum"] = torch.stack(sums), total
-        return codes, after
+    def forward(self, inputs: Tensors, memory: Tensors) -> tuple[torch.Tensor, Tensors]:
+        """Steps (L, C, ...) as the rollout stores them -> codes (L, C, N, W), memory."""
+        length, chunks = inputs["is_first"].shape
+        if self.id_table is not None:
+            return torch.tanh(self.own(self.id_table)).expand(length, chunks, -1, -1), {}
+        own = team = torch.relu(self.embed(inputs["obs"]))
+        if self.joint:
+            own, team = self.over_agents(own, inputs["alive"])
+        if self.lstm is None:
+            return torch.tanh(self.own(own)), {}
+        last_step = inputs["last_step"].flatten(2)[:, :, None] if self.joint else inputs["last_step"]
+        team = team + self.from_last(last_step)
+        num_memories = team.shape[2]
+        is_first = inputs["is_first"].repeat_interleave(num_memories, dim=1)
+        before = tuple(memory[name].flatten(0, 1) for name in ("hyper_h", "hyper_c"))
+        team, after = self.lstm(team.reshape(length, chunks * num_memories, -1), is_first, before)
+        h, c = (x.view(chunks, num_memories, -1) for x in after)
+        codes = torch.tanh(team.view(length, chunks, num_memories, -1) + self.own(own))
+        return codes, {"hyper_h": h, "hyper_c": c}
+
+    def change(self, k: int, x: torch.Tensor, y: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        """What layer k, which makes y of x, makes of it when it is changed as codes say; all (L, C, N, ...)."""
+        generated = self.outputs[k](codes)
+        if k not in self.changed:
+            return (y.view(*y.shape[:3], self.NUM_SCALES, -1) * (1 + generated[..., None])).view_as(y)
+        low = self.factors[str(k)](x) if str(k) in self.factors else x
+        low = F.pad(low, (0, 1), value=1.0).view(-1, 1, self.ranks[k] + 1)  # a one for the bias
+        generated = generated.reshape(-1, self.ranks[k] + 1, y.shape[3])  # (L * C * N, rank and bias, columns)
+        if self.ranks[k] <= 16:  # vectors times small matrices: twice as fast as bmm
+            return y + (low.transpose(1, 2) * generated).sum(1).view_as(y)
+        return y + torch.bmm(low, generated).view_as(y)
+
+    def output_weight(self) -> torch.Tensor:
+        """The generating layers as one (P, W)."""
+        return torch.cat([layer.weight for layer in self.outputs])
 
 
 class Critic(nn.Module):
-    """Values in normalised units: one for the team from the state, or one per agent from state, observation and id.
+    """Values in normalised units: one for the team from the state or, where everybody earns for itself, one for each
+    agent from its observation and id. PopArt: when the scale of the returns moves, the last layer moves along."""
 
-    Death masking: a fallen agent's critic sees nothing but its id, and so learns what the team earns without it.
-    """
-
-    def __init__(self, args: Args, game: Game, generator: torch.Generator):
+    def __init__(self, args: Args, game: TeamGame, generator: torch.Generator):
         super().__init__()
-        self.num_values = game.num_agents if args.critic_input == "agent" or not game.team else 1
-        size = game.state_size + (game.obs_size if self.num_values > 1 else 0)
-        self.first = linear(size, args.critic_hidden, 2**0.5, generator)
-        self.memory = (
-            Recurrent("gru", args.critic_hidden, args.critic_hidden, generator) if args.critic_recurrent else None
-        )
-        self.second = (
-            None if args.critic_recurrent else linear(args.critic_hidden, args.critic_hidden, 2**0.5, generator)
-        )
-        self.head = linear(args.critic_hidden, 1, 1.0, generator)
+        self.num_values, hidden_size = 1 if game.shared_reward else game.num_agents, args.critic_hidden_size
+        in_size = game.state_size if game.shared_reward else game.obs_size
+        self.first = linear(in_size, hidden_size, 2**0.5, generator)
+        self.second = linear(hidden_size, hidden_size, 2**0.5, generator)
+        self.head = linear(hidden_size, 1, 1.0, generator)
         nn.init.constant_(self.head.bias, args.initial_value)
         self.ids = None
-        if self.num_values > 1:
-            self.ids = nn.Parameter(torch.randn(self.num_values, args.critic_hidden, generator=generator) * 0.1)
+        if not game.shared_reward:
+            self.ids = nn.Parameter(torch.randn(game.num_agents, hidden_size, generator=generator) * 0.1)
         self.register_buffer("moments", torch.zeros(3))  # of the returns: weight, sum, sum of squares
-        self.value_norm = args.value_norm
 
-    def forward(self, seen: dict[str, torch.Tensor], memory: torch.Tensor | None):
-        """Steps (L, C, ...), memory (C, V, H) or None -> values (L, C, V), memory"""
-        x = seen["state"][:, :, None]  # (L, C, 1, S)
-        if self.ids is not None:
-            x = x.expand(-1, -1, self.num_values, -1) * seen["alive"][..., None]
-            x = self.first(torch.cat([x, seen["obs"]], dim=3)) + self.ids
+    def forward(self, inputs: Tensors) -> torch.Tensor:
+        """Steps (L, C, ...) -> values (L, C, V)"""
+        if self.ids is None:
+            x = self.first(inputs["state"][:, :, None])
         else:
-            x = self.first(x)
-        x, shape = torch.relu(x), x.shape[:3]
-        if self.memory is None:
-            return self.head(torch.relu(self.second(x)))[..., 0], None
-        first = seen["first"][:, :, None].expand(shape).flatten(1)
-        x, (memory,) = self.memory(x.view(shape[0], first.shape[1], -1), first, (memory.flatten(0, 1),))
-        return self.head(x).view(shape), memory.view(*shape[1:], -1)
+            x = self.first(inputs["obs"]) + self.ids
+        return self.head(torch.relu(self.second(torch.relu(x))))[..., 0]
 
     def scale(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of the returns seen so far (recent ones first)."""
         weight, total, squares = self.moments
-        if self.value_norm == "none" or weight == 0:
+        if weight == 0:
             return torch.tensor(0.0), torch.tensor(1.0)
         mean = total / weight
         return mean, (squares / weight - mean**2).clamp_min(1e-4).sqrt()
 
     @torch.no_grad()
+    def values(self, inputs: Tensors) -> torch.Tensor:
+        """Values in true units (L, C, V)."""
+        mean, std = self.scale()
+        return self(inputs) * std + mean
+
+    @torch.no_grad()
     def see_returns(self, returns: torch.Tensor, keep: float = 0.97) -> None:
-        """Move the scale; popart: the last layer too, so that values in true units stay what they were."""
+        """Move the scale, and the last layer so that values in true units stay what they were."""
         (old_mean, old_std), count = self.scale(), torch.tensor(1.0)
         self.moments.mul_(keep).add_(torch.stack([count, returns.mean(), (returns**2).mean()]) * (1 - keep))
         mean, std = self.scale()
-        if self.value_norm == "popart":
-            self.head.weight.mul_(old_std / std)
-            self.head.bias.mul_(old_std).add_(old_mean - mean).div_(std)
+        self.head.weight.mul_(old_std / std)
+        self.head.bias.mul_(old_std).add_(old_mean - mean).div_(std)
 
 
 class Agent(nn.Module):
     """The actor, the critic and, if there is one, the hypernetwork."""
 
-    def __init__(self, args: Args, game: Game, generator: torch.Generator):
+    def __init__(self, args: Args, game: TeamGame, generator: torch.Generator):
         super().__init__()
-        self.actor, self.critic = Actor(args, game, generator), Critic(args, game, generator)
+        self.num_agents, self.actor = game.num_agents, Actor(args, game, generator)
+        self.critic = Critic(args, game, generator)
         self.hyper = Hypernetwork(args, game, self.actor, generator) if args.hyper else None
 
-    def start(self, num_envs: int) -> dict[str, torch.Tensor]:
-        """Memory before an episode, by name (C, agents or rows, size)."""
-        states = {"actor": torch.zeros(num_envs, self.actor.num_agents, self.actor.memory.hidden)}
-        if self.critic.memory is not None:
-            states["critic"] = torch.zeros(num_envs, self.critic.num_values, self.critic.memory.hidden)
-        return states | (self.hyper.start(num_envs) if self.hyper is not None else {})
+    def initial_memory(self, num_envs: int) -> Tensors:
+        """Memory before an episode, by name (C, agents or 1, size)."""
+        memory = {"actor": torch.zeros(num_envs, self.num_agents, self.actor.gru.hidden_size)}
+        return memory | (self.hyper.initial_memory(num_envs) if self.hyper is not None else {})
 
-    def policy(
-        self, seen: dict[str, torch.Tensor], states: dict[str, torch.Tensor], perturbation: float = 0.0, hyper=None
-    ):
+    def policy(self, inputs: Tensors, memory: Tensors, hyper: Hypernetwork | None = None):
         """Steps (L, C, ...) and memory -> what describes the policy (L, C, N, ...), hypernetwork's codes, memory after.
 
         That is log-probabilities of the actions, or mean and log standard deviation of forces. Acting, learning and the
         reference policy (`hyper`: another hypernetwork) all go this way.
         """
-        hyper, codes, changes, factors, after = hyper or self.hyper, None, None, None, {}
+        hyper, codes, after = hyper or self.hyper, None, {}
         if hyper is not None:
-            codes, after = hyper(seen, states)
-            changes, factors = [output(codes) for output in hyper.outputs], hyper.factors
-        raw, after["actor"] = self.actor(seen["obs"], seen["first"], states["actor"], changes, factors)
-        raw = raw[..., : self.actor.num_actions]
+            codes, after = hyper(inputs, memory)
+        logits, after["actor"] = self.actor(inputs["obs"], inputs["is_first"], memory["actor"], hyper, codes)
         if self.actor.continuous:
-            log_std = self.actor.log_std
-            if perturbation:
-                log_std = 0.5 * torch.log(torch.exp(2 * log_std) + perturbation**2)
-            return torch.cat([raw, log_std.expand_as(raw)], dim=3), codes, after
-        legal = seen["legal"]
-        log_probs = F.log_softmax(raw.masked_fill(~legal, -1e9), dim=3)
-        if perturbation:
-            uniform = legal / legal.sum(3, keepdim=True)
-            log_probs = torch.log((1 - perturbation) * log_probs.exp() + perturbation * uniform + 1e-38)
-        return log_probs, codes, after
+            return torch.cat([logits, self.actor.log_std.expand_as(logits)], dim=3), codes, after
+        return F.log_softmax(logits.masked_fill(~inputs["legal"], -1e9), dim=3), codes, after
 
 
-# algorithm
+# policies: log-probabilities of actions, or means and log standard deviations of forces (..., A) or (..., 2 A)
 
 
 def sample(policy: torch.Tensor, continuous: bool, generator: torch.Generator) -> torch.Tensor:
@@ -636,18 +449,176 @@ def kl_between(policy: torch.Tensor, other: torch.Tensor, continuous: bool) -> t
     return (policy.exp() * (policy - other)).sum(-1)
 
 
-def advantages_of(reward, value, next_value, counted, terminated, truncated, gamma: float, lam: float) -> torch.Tensor:
+# playing and evaluating
+
+
+class Team:
+    """Plays all agents of an env: what they remember, and what was last done and earned.
+
+    With a `seat` it moves only that agent (see envs/roles.py), and remembers for the whole team what all did, whoever
+    they were.
+    """
+
+    seat: int | None = None
+
+    def __init__(self, agent: Agent, game: TeamGame, generator: torch.Generator, greedy: bool = False):
+        self.agent, self.game, self.generator, self.greedy = agent, game, generator, greedy
+        self.memory = agent.initial_memory(game.num_envs)
+        self.is_first = torch.ones(game.num_envs, dtype=torch.bool)
+        self.last_step = torch.zeros(game.num_envs, game.num_agents, game.num_actions + 1)  # last action, last reward
+
+    def observe(self) -> Tensors:
+        """All that the networks see of the current step, as a sequence of length 1: (1, B, ...)"""
+        inputs = self.game.observe() | {"is_first": self.is_first, "last_step": self.last_step}
+        if not self.game.shared_reward:
+            del inputs["state"]  # everybody's critic sees what the agent sees
+        return {name: x[None] for name, x in inputs.items()}
+
+    @torch.no_grad()
+    def decide(self) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        """What was seen, the policy and the actions drawn from it, all (1, B, ...)."""
+        inputs = self.observe()
+        policy, _, after = self.agent.policy(inputs, self.memory)
+        self.memory = self.memory | after
+        if self.greedy:
+            actions = policy.chunk(2, dim=-1)[0] if self.game.continuous else policy.argmax(-1)
+        else:
+            actions = sample(policy, self.game.continuous, self.generator)
+        return inputs, policy, actions
+
+    def act(self, env=None) -> np.ndarray:
+        """(B, N) actions for the env, or (B,) of the seat"""
+        actions = self.game.env_actions(self.decide()[2][0])
+        return actions if self.seat is None else actions[:, self.seat]
+
+    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        """Remember the env's actions (B, N) of a step, what they earned and what has ended."""
+        done = torch.from_numpy(info["done"])
+        known = torch.from_numpy(np.asarray(actions))
+        known = 2 * known - 1 if self.game.continuous else F.one_hot(known.long(), self.game.num_actions)
+        self.last_step = torch.cat([known.float(), torch.from_numpy(self.game.reward())[:, :, None]], dim=2)
+        self.last_step[done] = 0.0
+        self.is_first = done.clone()
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        saved = {f"memory.{name}": x for name, x in self.memory.items()}
+        saved |= {"is_first": self.is_first, "last_step": self.last_step, "generator": self.generator.get_state()}
+        return {name: x.numpy() for name, x in saved.items()}
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        saved = {name: torch.from_numpy(np.array(x)) for name, x in saved.items()}
+        self.memory = {name: saved[f"memory.{name}"] for name in self.memory}
+        self.is_first, self.last_step = saved["is_first"], saved["last_step"]
+        self.generator.set_state(saved["generator"])
+
+
+def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Team:
+    """A checkpoint of this script as a team for a batched env."""
+    known = {field.name for field in fields(Args)}
+    args, game = Args(**{name: value for name, value in spec["args"].items() if name in known}), TeamGame(env)
+    check_ranges(args)  # another version of this script may have had other choices
+    num_agents = len(spec["learners"])
+    if num_agents != game.num_agents:
+        here = f"{env.spec.env_id} has {game.num_agents}"
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {num_agents}, but {here}")
+    trained, here = (config.get("max_block_comp", 0) for config in (spec["env_config"], env.spec.config))
+    if trained != here:  # another size of what is seen
+        blocks = f"was trained with max_block_comp={trained}, this game has {here}"
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' {blocks}")
+    agent = Agent(args, game, torch.Generator())
+    read_weights(checkpoint, agent)
+    return Team(agent, game, torch.Generator().manual_seed(seed), greedy)
+
+
+def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Team:
+    """A checkpoint of this script as one player: the agent of that seat."""
+    if learner is not None:
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
+    team = load_team(checkpoint, spec, env, seed, greedy)
+    team.seat = seat
+    return team
+
+
+def evaluate(args: Args, agent: Agent, episodes: int, seed: int, greedy: bool = False) -> dict[str, float]:
+    """Scores of fresh episodes, one in each of as many envs."""
+    game = TeamGame(make_env(args.env_id, episodes, seed, args.start_jitter, args.continuous))
+    scores = play_team(game, Team(agent, game, torch.Generator().manual_seed(seed), greedy))
+    game.env.close()
+    return scores
+
+
+# algorithm
+
+
+def store(storage: Tensors, step: int, num_steps: int, values: Tensors) -> None:
+    """storage[name][step] = values[name], with room for all steps made at the first one."""
+    for name, x in values.items():
+        if name not in storage:
+            storage[name] = torch.zeros(num_steps, *x.shape, dtype=x.dtype)
+        storage[name][step] = x
+
+
+def rollout(args: Args, team: Team, batch, outcome, starts, run) -> torch.Tensor:
+    """Play `num_steps` steps with the team into storage that is made once and used again; returns values (1, B, V) of
+    what comes next.
+
+    batch (T, B, N, ...): what the update learns from. outcome (T, B, V): reward, terminated, truncated, values, and
+    final_values of the last step of episodes that ran out of time. starts (T / L, B, ...): the memory at every chunk.
+    """
+    game, critic, num_values = team.game, team.agent.critic, team.agent.critic.num_values
+    for step in range(args.num_steps):
+        if step % args.chunk_length == 0:
+            store(starts, step // args.chunk_length, args.num_steps // args.chunk_length, team.memory)
+        inputs, policy, actions = team.decide()
+        values = critic.values(inputs)
+        inputs |= {"policy": policy, "actions": actions, "log_probs": log_prob_of(policy, actions, game.continuous)}
+        store(batch, step, args.num_steps, {name: x[0] for name, x in inputs.items()})
+        run.clock("policy")
+
+        env_actions = game.env_actions(actions[0])
+        _, reward, terminated, truncated, info = game.env.step(env_actions)
+        earned = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        earned = {name: torch.from_numpy(x[:, :num_values]) for name, x in earned.items()}
+        team.watch(game.env, env_actions, info)
+        run.count(info)
+        run.clock("env")
+
+        final_values = torch.zeros_like(values)
+        if earned["truncated"].any():  # the value of what would have followed, had time not run out
+            final_values = critic.values({name: x[None] for name, x in game.final(info).items()})
+        store(outcome, step, args.num_steps, earned | {"values": values[0], "final_values": final_values[0]})
+        run.clock("policy")
+    return critic.values(team.observe())
+
+
+def advantages_of(reward, value, next_value, mask, terminated, truncated, gamma: float, lam: float) -> torch.Tensor:
     """GAE; all (T, B, V). next_value is the value of what follows a step: after a time limit, of the final observation.
 
-    An end by the rules cuts both the bootstrap and the sum, a time limit only the sum. Zero where nobody is counted.
+    An end by the rules cuts both the bootstrap and the sum, a time limit only the sum. Zero where the mask is off.
     """
     advantages = torch.zeros_like(reward)
     following = torch.zeros_like(reward[0])
     for step in reversed(range(len(reward))):
         delta = reward[step] + gamma * next_value[step] * ~terminated[step] - value[step]
-        following = (delta + gamma * lam * ~(terminated[step] | truncated[step]) * following) * counted[step]
+        following = (delta + gamma * lam * ~(terminated[step] | truncated[step]) * following) * mask[step]
         advantages[step] = following
     return advantages
+
+
+def estimate(args: Args, outcome: Tensors, next_values: torch.Tensor, mask: torch.Tensor):
+    """Advantages and returns (T, B, V) of a rollout; next_values (1, B, V) are of what comes after it."""
+    values, truncated = outcome["values"], outcome["truncated"]
+    following = torch.cat([values[1:], next_values])
+    following = torch.where(truncated, outcome["final_values"], following)
+    ends = (outcome["terminated"], truncated)
+    advantages = advantages_of(outcome["reward"], values, following, mask, *ends, args.gamma, args.gae_lambda)
+    return advantages, advantages + values
+
+
+def normalise(advantages: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
+    """advantages (T, B, V) with mean 0 and deviation 1 over those who were there to act, alive (T, B, N)."""
+    acted = advantages.expand_as(alive)[alive]
+    return (advantages - acted.mean()) / (acted.std() + 1e-8)
 
 
 def mean_square(codes: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -655,32 +626,24 @@ def mean_square(codes: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return (codes @ (output.T @ output / len(output)) * codes).sum(-1)
 
 
-def smoothness(codes: torch.Tensor, output: torch.Tensor, first: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-    """L_smooth: mean squared change of the generated weights from one step to the next of an episode.
+def smoothness(codes: torch.Tensor, output: torch.Tensor, is_first: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
+    """L_smooth: mean squared change of the generated weights from one step to the next of an episode. A fallen agent's
+    weights are of no use to anybody.
 
-    codes (L, C, M, W), output (P, W), first (L, C), alive (L, C, N)
+    codes (L, C, N, W), output (P, W), is_first (L, C), alive (L, C, N)
     """
-    same = ~first[1:, :, None].expand(-1, -1, codes.shape[2])
-    if codes.shape[2] > 1:  # a fallen agent's weights are of no use to anybody
-        same = same & alive[1:] & alive[:-1]
+    same = ~is_first[1:, :, None] & alive[1:] & alive[:-1]
     return (mean_square(codes[1:] - codes[:-1], output) * same).sum() / same.sum().clamp_min(1)
 
 
-def ppo_loss(
-    args: Args,
-    agent: Agent,
-    mb: dict[str, torch.Tensor],
-    states: dict[str, torch.Tensor],
-    ent_coef: float,
-    perturbation=0.0,
-):
+def ppo_loss(args: Args, agent: Agent, mb: Tensors, memory: Tensors, ent_coef: float):
     """The loss of one minibatch of chunks (L, C, ...), and what to log."""
-    alive, counted, continuous = mb["alive"].float(), mb["counted"].float(), agent.actor.continuous
+    alive, value_mask, continuous = mb["alive"].float(), mb["value_mask"].float(), agent.actor.continuous
 
-    def mean(x: torch.Tensor, weight: torch.Tensor = alive) -> torch.Tensor:  # over those who are on the board
-        return (x * weight).sum() / weight.sum().clamp_min(1.0)
+    def mean(x: torch.Tensor, mask: torch.Tensor = alive) -> torch.Tensor:  # over those who are on the board
+        return (x * mask).sum() / mask.sum().clamp_min(1.0)
 
-    policy, codes, _ = agent.policy(mb, states, perturbation)
+    policy, codes, _ = agent.policy(mb, memory)
     log_ratio = (log_prob_of(policy, mb["actions"], continuous) - mb["log_probs"]) * alive
     ratio = log_ratio.exp()
     advantages = mb["advantages"].expand_as(ratio)
@@ -688,33 +651,17 @@ def ppo_loss(
     policy_loss = mean(torch.max(-advantages * ratio, -advantages * clipped_ratio))
     entropy = mean(entropy_of(policy, continuous))
 
-    value, _ = agent.critic(mb, states.get("critic"))
-    centre, unit = agent.critic.scale()
-    target, old_value = (mb["returns"] - centre) / unit, (mb["values"] - centre) / unit
-
-    def value_error(x: torch.Tensor) -> torch.Tensor:
-        return (
-            F.huber_loss(x, target, reduction="none", delta=args.huber_delta)
-            if args.huber_delta
-            else 0.5 * (x - target) ** 2
-        )
-
-    value_loss = value_error(value)
-    if args.clip_vloss:
-        clipped = old_value + (value - old_value).clamp(-args.clip_coef, args.clip_coef)
-        value_loss = torch.max(value_loss, value_error(clipped))
-    value_loss = mean(value_loss, counted)
+    value = agent.critic(mb)
+    returns_mean, returns_std = agent.critic.scale()
+    value_loss = mean(0.5 * (value - (mb["returns"] - returns_mean) / returns_std) ** 2, value_mask)
     loss = policy_loss - ent_coef * entropy + args.vf_coef * value_loss
+    stats = {"losses/policy_loss": policy_loss, "losses/value_loss": value_loss, "losses/entropy": entropy}
     with torch.no_grad():
-        approx_kl = mean(ratio - 1 - log_ratio)
-        clipfrac = mean(((ratio - 1).abs() > args.clip_coef).float())
-    stats = {
-        f"losses/{name}": x
-        for name, x in zip(LOSSES, (policy_loss, value_loss, entropy, approx_kl, clipfrac), strict=True)
-    }
+        stats["losses/approx_kl"] = mean(ratio - 1 - log_ratio)
+        stats["losses/clipfrac"] = mean(((ratio - 1).abs() > args.clip_coef).float())
     if codes is not None:
-        output = agent.hyper.output
-        smooth = smoothness(codes, output, mb["first"], mb["alive"])
+        output = agent.hyper.output_weight()
+        smooth = smoothness(codes, output, mb["is_first"], mb["alive"])
         align = mean(kl_between(mb["reference"], policy, continuous))
         loss = loss + args.smooth_coef * smooth + args.align_coef * align
         size = mean_square(codes.detach(), output.detach()).mean().sqrt()
@@ -727,24 +674,22 @@ def chunks_of(x: torch.Tensor, length: int) -> torch.Tensor:
     return x.view(len(x) // length, length, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
-def update(
-    args: Args,
-    agent: Agent,
-    optimizer,
-    batch: dict[str, torch.Tensor],
-    states,
-    ent_coef: float,
-    perturbation: float,
-    generator,
-):
+def make_optimizer(args: Args, agent: Agent) -> torch.optim.Optimizer:
+    """Adam with a group for each network: actor, critic, hypernetwork."""
+    rates = [(agent.actor, args.learning_rate), (agent.critic, args.learning_rate), (agent.hyper, args.hyper_lr)]
+    groups = [{"params": list(net.parameters()), "lr": rate} for net, rate in rates if net is not None]
+    return torch.optim.Adam(groups, eps=1e-5, foreach=True)
+
+
+def update(args: Args, agent: Agent, optimizer, batch: Tensors, memory: Tensors, ent_coef: float, generator):
     """All epochs over one batch of chunks (L, C, ...) with the memory at their starts (C, ...); returns what to log."""
-    chunks, log = batch["first"].shape[1], []
+    chunks, log = batch["is_first"].shape[1], []
     for _ in range(args.update_epochs):
         order = torch.randperm(chunks, generator=generator)
         for mb_inds in order.chunk(args.num_minibatches):
             mb = {name: x.index_select(1, mb_inds) for name, x in batch.items()}
-            mb_states = {name: x[mb_inds] for name, x in states.items()}
-            loss, stats, _ = ppo_loss(args, agent, mb, mb_states, ent_coef, perturbation)
+            mb_memory = {name: x[mb_inds] for name, x in memory.items()}
+            loss, stats, _ = ppo_loss(args, agent, mb, mb_memory, ent_coef)
             optimizer.zero_grad()
             loss.backward()
             norms = [nn.utils.clip_grad_norm_(group["params"], args.max_grad_norm) for group in optimizer.param_groups]
@@ -754,546 +699,93 @@ def update(
             names = ("losses/grad_norm", "losses/critic_grad_norm", "hyper/grad_norm")
             log.append(stats | {name: norm.item() for name, norm in zip(names, norms, strict=False)})
     with torch.no_grad():  # how far the update moved the policy, on the last minibatch
-        kl = kl_between(mb["policy"], agent.policy(mb, mb_states, perturbation)[0], agent.actor.continuous)
+        kl = kl_between(mb["policy"], agent.policy(mb, mb_memory)[0], agent.actor.continuous)
         policy_kl = (kl * mb["alive"]).sum() / mb["alive"].sum().clamp_min(1)
-    return {name: float(np.mean([stats[name] for stats in log])) for name in log[0]} | {
-        "losses/policy_kl": policy_kl.item()
-    }
+    means = {name: float(np.mean([stats[name] for stats in log])) for name in log[0]}
+    return means | {"losses/policy_kl": policy_kl.item()}
 
 
-# playing and evaluating
-
-
-class Team:
-    """Plays all agents of an env: what they remember, and what was last done and earned."""
-
-    def __init__(self, agent: Agent, game: Game, generator: torch.Generator, greedy: bool = False):
-        self.agent, self.game, self.generator, self.greedy = agent, game, generator, greedy
-        num_envs = game.env.num_envs
-        self.states, self.first = agent.start(num_envs), torch.ones(num_envs, dtype=torch.bool)
-        self.last = torch.zeros(num_envs, game.num_agents, game.num_actions + 1)  # last action, last reward
-
-    def see(self) -> dict[str, torch.Tensor]:
-        """All that the networks see of the current step, as a sequence of length 1: (1, B, ...)"""
-        seen = self.game.look() | {"first": self.first, "last": self.last}
-        return {name: x[None] for name, x in seen.items()}
-
-    @torch.no_grad()
-    def decide(self, perturbation: float = 0.0) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """What was seen, the policy and the actions drawn from it, all (1, B, ...)."""
-        seen = self.see()
-        policy, _, after = self.agent.policy(seen, self.states, perturbation)
-        self.states = self.states | after
-        if self.greedy:
-            actions = policy.chunk(2, dim=-1)[0] if self.game.continuous else policy.argmax(-1)
-        else:
-            actions = sample(policy, self.game.continuous, self.generator)
-        return seen, policy, actions
-
-    def act(self, env=None) -> np.ndarray:
-        """(B, N) orders for the env"""
-        self.actions = self.decide()[2][0]
-        return self.game.orders(self.actions)
-
-    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
-        """Remember the orders (B, N) of a step, what they earned and what has ended."""
-        done = torch.from_numpy(info["done"])
-        known = torch.from_numpy(np.asarray(actions))
-        known = 2 * known - 1 if self.game.continuous else F.one_hot(known.long(), self.game.num_actions)
-        self.last = torch.cat([known.float(), torch.from_numpy(self.game.reward())[:, :, None]], dim=2)
-        self.last[done] = 0.0
-        self.first = done.clone()
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        saved = {f"states.{name}": x for name, x in self.states.items()}
-        saved |= {"first": self.first, "last": self.last, "generator": self.generator.get_state()}
-        return {name: x.numpy() for name, x in saved.items()}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        saved = {name: torch.from_numpy(np.array(x)) for name, x in saved.items()}
-        self.states = {name: saved[f"states.{name}"] for name in self.states}
-        self.first, self.last = saved["first"], saved["last"]
-        self.generator.set_state(saved["generator"])
-
-
-class Seat(Team):
-    """One agent of a trained team in one seat of any env (see envs/roles.py). It remembers for the whole team what all
-    did, whoever they were, and moves only itself."""
-
-    seat = 0
-
-    def act(self, env=None) -> np.ndarray:
-        return super().act(env)[:, self.seat]
-
-
-def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool, kind: type[Team] = Team) -> Team:
-    """A checkpoint of this script as a team for a batched env."""
-    known = {field.name for field in fields(Args)}
-    args, game = Args(**{name: value for name, value in spec["args"].items() if name in known}), Game(env)
-    if spec["num_agents"] != game.num_agents:
-        here = f"{env.spec.env_id} has {game.num_agents}"
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec['num_agents']}, but {here}")
-    trained, here = (config.get("max_block_comp", 0) for config in (spec["env_config"], env.spec.config))
-    if trained != here:  # another size of what is seen
-        reason = f"was trained with max_block_comp={trained}, this game has {here}"
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' {reason}")
-    agent = Agent(args, game, torch.Generator())
-    try:
-        agent.load_state_dict(load_file(checkpoint / "weights.safetensors"))
-    except Exception as error:
-        reason = str(error).splitlines()[0]
-        raise envs.ConfigError(f"the weights of checkpoint '{checkpoint}' cannot be loaded: {reason}") from error
-    return kind(agent, game, torch.Generator().manual_seed(seed), greedy)
-
-
-def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Seat:
-    """A checkpoint of this script as one player: the agent of that seat."""
-    if learner is not None:
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
-    player = load_team(checkpoint, spec, env, seed, greedy, Seat)
-    player.seat = seat
-    return player
-
-
-def evaluate(args: Args, agent: Agent, episodes: int, seed: int, greedy: bool = False) -> dict[str, float]:
-    """Fresh episodes, one in each of as many envs, so that long and short ones count alike."""
-    env = make_env(args, episodes, seed)
-    game = Game(env)
-    team = Team(agent, game, torch.Generator().manual_seed(seed), greedy)
-    returns, lengths, won = np.zeros((episodes, game.num_agents)), np.zeros(episodes), np.zeros(episodes)
-    running = np.ones(episodes, bool)
-    while running.any():
-        orders = team.act()
-        info = env.step(orders)[-1]
-        team.watch(env, orders, info)
-        ended = running & info["done"]
-        returns[ended], lengths[ended] = info["episode_return"][ended], info["episode_length"][ended]
-        won[ended] = info["battle_won"][ended] if game.is_battle else 0.0
-        running &= ~ended
-    env.close()
-    score = returns.mean(1)
-    result = {"return": score.mean(), "return_ci95": 1.96 * score.std() / episodes**0.5, "episodes": episodes}
-    if game.is_battle:
-        result |= {"win_rate": won.mean(), "win_rate_ci95": 1.96 * won.std() / episodes**0.5}
-    if not game.team:
-        result |= {f"return-player{i + 1}": returns[:, i].mean() for i in range(game.num_agents)}
-    return {name: float(value) for name, value in (result | {"length": lengths.mean()}).items()}
-
-
-# run folder
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file so that it is there whole or not at all."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(draft, path)
-
-
-def save_checkpoint(run_dir: Path, name: str, agent: Agent, spec: dict, resume: dict[str, torch.Tensor] | None = None):
-    """Write checkpoints/<name>: a new folder beside the old one, then two renames (load_resume knows the gap)."""
-    target = run_dir / "checkpoints" / name
-    draft, old = target.with_name(name + ".new"), target.with_name(name + ".old")
-    for leftover in (draft, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save_file({key: weight.contiguous() for key, weight in agent.state_dict().items()}, draft / "weights.safetensors")
-    if resume is not None:
-        save_file({key: array.contiguous() for key, array in resume.items()}, draft / "resume.safetensors")
-    write_json(draft / "spec.json", spec)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(draft, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def load_resume(run_dir: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict] | None:
-    """Weights, resume state and spec of the last complete save, if there is one."""
-    for name in ("last", "last.new", "last.old"):  # a kill between the two renames leaves `last` under another name
-        folder = run_dir / "checkpoints" / name
-        if (folder / "spec.json").is_file():
-            spec = json.loads((folder / "spec.json").read_text())
-            return load_file(folder / "weights.safetensors"), load_file(folder / "resume.safetensors"), spec
-    return None
-
-
-class Metrics:
-    """metrics.csv, TensorBoard and, if asked for, wandb: the same names in each."""
-
-    def __init__(self, args: Args, run_dir: Path, names: list[str], step: int):
-        self.path, self.columns = run_dir / "metrics.csv", ["global_step", "wall_time", *names]
-        kept = []
-        if self.path.is_file():  # resumed: forget what was logged after the checkpoint
-            with self.path.open(newline="") as file:
-                kept = [row for row in csv.reader(file)][1:]
-            kept = [row for row in kept if len(row) == len(self.columns) and int(row[0]) <= step]
-        draft = run_dir / "metrics.csv.tmp"
-        with draft.open("w", newline="") as file:
-            csv.writer(file).writerows([self.columns, *kept])
-        os.replace(draft, self.path)
-        self.tensorboard = SummaryWriter(str(run_dir), purge_step=step + 1 if step else None)
-        table = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
-        self.tensorboard.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
-        self.wandb = None
-        if args.track:
-            import wandb
-
-            self.wandb = wandb.init(
-                project=args.wandb_project_name, entity=args.wandb_entity, group=args.wandb_group, dir=str(run_dir),
-                tags=[tag for tag in args.wandb_tags.split(",") if tag], name=run_dir.name, config=asdict(args),
-                id=hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:16], resume="allow",
-            )  # fmt: skip
-
-    def write(self, step: int, wall_time: float, scalars: dict[str, float]) -> None:
-        row = {"global_step": step, "wall_time": f"{wall_time:.3f}", **scalars}
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
-        for name, value in scalars.items():
-            self.tensorboard.add_scalar(name, value, step)
-        if self.wandb:
-            self.wandb.log(scalars, step=step)
-
-    def close(self) -> None:
-        self.tensorboard.close()
-        if self.wandb:
-            self.wandb.finish()
-
-
-def draw_curve(run_dir: Path, title: str) -> None:
-    """curve.png: return, and in battles the win rate, in training and evaluation over env steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with (run_dir / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    panels = [("charts/episodic_return", "eval/return", "mean return")]
-    panels += [("charts/win_rate", "eval/win_rate", "battles won")] if "eval/win_rate" in rows[0] else []
-    figure, axes = plt.subplots(1, len(panels), figsize=(6 * len(panels), 4), layout="constrained", squeeze=False)
-    for panel, (*names, label) in zip(axes[0], panels, strict=True):
-        for name, style in zip(names, ("-", "o-"), strict=True):
-            points = [(int(row["global_step"]), float(row[name])) for row in rows if row[name]]
-            if points:
-                who = "training" if style == "-" else "evaluation"
-                panel.plot(*zip(*points, strict=True), style, markersize=4, label=who, alpha=0.6 if style == "-" else 1)
-        panel.set(xlabel="env steps", ylabel=label, title=title)
-        panel.grid(alpha=0.3)
-        panel.legend()
-    figure.savefig(run_dir / "curve.png", dpi=120)
-    plt.close(figure)
-
-
-def prepare(args: Args) -> tuple[Args, Path]:
-    """The folder of this run, and the args: those of the command line, or of the run that is resumed."""
-    if args.resume:
-        run_dir = Path(args.resume)
-        if not (run_dir / "args.json").is_file():
-            raise envs.ConfigError(f"'{run_dir}' cannot be resumed: it has no args.json")
-        saved = json.loads((run_dir / "args.json").read_text())
-        if saved["script"] != Path(__file__).name:
-            raise envs.ConfigError(f"'{run_dir}' is a run of {saved['script']}, not of {Path(__file__).name}")
-        known = {field.name for field in fields(Args)}
-        return Args(**{k: v for k, v in saved["args"].items() if k in known} | {"resume": args.resume}), run_dir
-    for name, least in (("num_envs", 1), ("num_steps", 1), ("total_timesteps", 1), ("num_minibatches", 1),
-                        ("update_epochs", 1), ("hidden", 8), ("critic_hidden", 1), ("log_every", 1), ("seed", 0),
-                        ("checkpoint_every", 1), ("eval_every", 0), ("eval_episodes", 1), ("final_eval_episodes", 1),
-                        ("torch_threads", 1), ("max_grad_norm", 0), ("learning_rate", 0), ("hyper_lr", 0),
-                        ("chunk_length", 1), ("target_every", 1), ("hyper_rank", 0), ("hyper_hidden", 8),
-                        ("hyper_heads", 1), ("huber_delta", 0), ("smooth_coef", 0), ("align_coef", 0),
-                        ("start_window", 0), ("start_window_until", 0)):  # fmt: skip
-        if getattr(args, name) < least:
-            raise envs.ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(args, name)}")
-    for name in ("hidden", "hyper_hidden", "hyper_rank"):  # other widths are rounded by a row's place: ratios not 1
-        if getattr(args, name) % 8:
-            raise envs.ConfigError(f"--{name.replace('_', '-')} must be a multiple of 8, not {getattr(args, name)}")
-    for name, most in (("perturbation", 1), ("decay", 1)):
-        if not 0 <= getattr(args, name) <= most:
-            raise envs.ConfigError(f"--{name} must be from 0 to {most}, not {getattr(args, name)}")
-    if args.num_steps % args.chunk_length:
-        raise envs.ConfigError(f"--num-steps {args.num_steps} must be a multiple of --chunk-length {args.chunk_length}")
-    if args.hyper_hidden % (2 * args.hyper_heads):
-        raise envs.ConfigError(
-            f"--hyper-hidden {args.hyper_hidden} must be a multiple of twice --hyper-heads {args.hyper_heads}"
-        )
-    if args.hyper and args.hyper_share and args.hyper_input != "joint":
-        raise envs.ConfigError(f"--hyper-share needs --hyper-input joint, not {args.hyper_input}")
-    env_name = args.env_id.replace(":", "_").replace("/", "_")  # a map of one's own is a path
-    run_dir = Path(args.run_dir or f"runs/{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}")
-    if (run_dir / "args.json").exists():
-        raise envs.ConfigError(f"'{run_dir}' already holds a run; go on with --resume {run_dir}")
-    return args, run_dir
-
-
-def train(args: Args, run_dir: Path) -> int:
-    """The whole run; returns the exit code."""
+def train(args: Args, run: Run) -> None:
+    """The whole run."""
     # seeding
-    torch.set_num_threads(args.torch_threads)
     env_seed, policy_seed, data_seed, init_seed, eval_seed = (
         int(seed) for seed in np.random.SeedSequence(args.seed).generate_state(5)
     )
-    policy_generator = torch.Generator().manual_seed(policy_seed)
     data_generator = torch.Generator().manual_seed(data_seed)
 
     # env setup
-    env = make_env(args, args.num_envs, env_seed)
-    game = Game(env)
+    env = make_env(args.env_id, args.num_envs, env_seed, args.start_jitter, args.continuous)
+    game = TeamGame(env)
     if args.start_window:
-        env.game.check_window(args.start_window, args.start_window_prob)
+        game.set_start_window(args.start_window, args.start_window_prob)
 
     # agent
-    code_version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     agent = Agent(args, game, torch.Generator().manual_seed(init_seed))
-    team, target = Team(agent, game, policy_generator), copy.deepcopy(agent.hyper)
-    target_states, num_values = agent.start(args.num_envs), agent.critic.num_values
-    groups = [(agent.actor, args.learning_rate), (agent.critic, args.learning_rate), (agent.hyper, args.hyper_lr)]
-    groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in groups if part is not None]
-    optimizer = torch.optim.Adam(groups, eps=1e-5, foreach=True)
-    first_rates = [group["lr"] for group in optimizer.param_groups]
-    spec = {
-        "script": Path(__file__).name, "code_version": code_version, "env_id": args.env_id,
-        "obs_shape": list(env.spec.obs_shape), "num_actions": env.spec.num_actions, "num_agents": game.num_agents,
-        "learners": list(range(game.num_agents)), "env_config": env.spec.config, "args": asdict(args),
-    }  # fmt: skip
-
-    # resume
-    first_iteration, wall_time, best, copied_at = 1, 0.0, -float("inf"), 0
-    next_eval = args.eval_every or args.total_timesteps + 1
-    window = np.zeros(3 + game.num_agents)  # since the last log point: episodes, steps, battles won, returns
-    saved = load_resume(run_dir) if args.resume else None
-    if saved:
-        weights, resume, saved_spec = saved
-
-        def part(prefix: str) -> dict[str, torch.Tensor]:
-            return {name.removeprefix(prefix): x for name, x in resume.items() if name.startswith(prefix)}
-
-        agent.load_state_dict(weights)
-        for k, parameter in enumerate(agent.parameters()):
-            optimizer.state[parameter] = {name: resume[f"adam.{k}.{name}"] for name in ADAM_STATE}
-        env.set_state({name: x.numpy() for name, x in part("env.").items()})
-        team.set_state({name: x.numpy() for name, x in part("team.").items()})
-        if target is not None:
-            target.load_state_dict(part("target."))
-            target_states = part("target_states.")
-        data_generator.set_state(resume["data_generator"])
-        window[:] = resume["window"].numpy()
-        first_iteration, wall_time = saved_spec["iteration"] + 1, saved_spec["wall_time"]
-        best, next_eval, copied_at = saved_spec["best"], saved_spec["next_eval"], saved_spec["copied_at"]
-
-    def save_last() -> None:
-        state = {f"env.{k}": torch.from_numpy(v) for k, v in env.get_state().items()}
-        state |= {f"team.{k}": torch.from_numpy(v) for k, v in team.get_state().items()}
-        if target is not None:
-            state |= {f"target.{k}": v for k, v in target.state_dict().items()}
-            state |= {f"target_states.{k}": v for k, v in target_states.items()}
-        for k, parameter in enumerate(agent.parameters()):
-            state |= {f"adam.{k}.{name}": optimizer.state[parameter][name] for name in ADAM_STATE}
-        state |= {"data_generator": data_generator.get_state(), "window": torch.from_numpy(window)}
-        progress = {"iteration": iteration, "global_step": global_step, "best": best, "next_eval": next_eval}
-        progress |= {"copied_at": copied_at, "wall_time": time.perf_counter() - started}
-        save_checkpoint(run_dir, "last", agent, spec | progress, state)
+    team = Team(agent, game, torch.Generator().manual_seed(policy_seed))
+    optimizer = make_optimizer(args, agent)
+    initial_rates = [group["lr"] for group in optimizer.param_groups]
+    target, target_memory = copy.deepcopy(agent.hyper), agent.initial_memory(args.num_envs)
+    copy_every = -(-args.target_every // (args.update_epochs * args.num_minibatches))  # iterations
 
     # logging
-    run_dir.mkdir(parents=True, exist_ok=True)
-    about = {"script": spec["script"], "code_version": spec["code_version"], "args": asdict(args) | {"resume": ""}}
-    write_json(run_dir / "args.json", about)
-    players = [] if game.team else [f"return-player{i + 1}" for i in range(game.num_agents)]
-    wins = ["win_rate"] if game.is_battle else []
-    charts = [f"charts/episodic_{name}" for name in ("return", *players, "length")]
-    charts += [f"charts/{name}" for name in (*wins, "SPS", "learning_rate")]
-    charts += [
-        f"losses/{name}" for name in (*LOSSES, "policy_kl", "grad_norm", "critic_grad_norm", "explained_variance")
-    ]
-    charts += [f"hyper/{name}" for name in ("smooth", "align", "delta_size", "grad_norm") if args.hyper]
-    charts += [f"eval/{name}" for name in ("return", "return_ci95", "episodes", *players, "length")]
-    charts += [f"eval/{name}" for name in ("win_rate", "win_rate_ci95") if wins]
-    spent = dict.fromkeys(("time/env", "time/policy", "time/update", "time/eval"), 0.0)
-    total_steps, global_step = args.num_iterations * args.batch_size, (first_iteration - 1) * args.batch_size
-    metrics = Metrics(args, run_dir, [*charts, *spent], global_step)
-    bar = tqdm(total=total_steps, initial=global_step, unit=" steps", unit_scale=True, disable=not sys.stderr.isatty())
-    name = "hyper-MAPPO" if args.hyper else "MAPPO"
-    print(f"{name} on {args.env_id}, {total_steps} env steps -> {run_dir}", flush=True)
-    stop_signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, _: stop_signals.append(received))
-    started, clock = time.perf_counter() - wall_time, time.perf_counter()
-    next_line = global_step + total_steps / 10
+    keep = {"optimizer": optimizer, "env": env, "team": team, "data_generator": data_generator}
+    if target is not None:
+        keep |= {"target": target, "target_memory": target_memory}
+    title = f"{'hyper-MAPPO' if args.hyper else 'MAPPO'} on {args.env_id}"
+    run.start(agent, env.spec, learners=list(range(game.num_agents)), keep=keep, title=title)
+    batch, outcome, starts = {}, {}, {}
 
-    def spend(part: str) -> None:
-        """Book the time since the last call on one part of the loop."""
-        nonlocal clock
-        now = time.perf_counter()
-        spent[f"time/{part}"] += now - clock
-        clock = now
-
-    # storage, (T, B, N, ...) of agents, (T, B, V) of values, and the memory at the start of every chunk (T / L, B, ...)
-    shape, batch = (args.num_steps, args.num_envs), {}
-    starts = {name: torch.zeros(args.num_steps // args.chunk_length, *x.shape) for name, x in team.states.items()}
-    reward, next_value = torch.zeros(*shape, num_values), torch.zeros(*shape, num_values)
-    terminated, truncated = (torch.zeros(*shape, num_values, dtype=torch.bool) for _ in range(2))
-
-    for iteration in range(first_iteration, args.num_iterations + 1):
-        progress = (iteration - 1) / args.num_iterations
-        ent_coef = args.ent_coef + (args.ent_coef_final - args.ent_coef) * progress
-        perturbation = args.perturbation * (1 - progress)
+    for iteration in run.iterations():
+        ent_coef = args.ent_coef + (args.ent_coef_final - args.ent_coef) * run.progress
         if args.start_window:
-            window_prob = args.start_window_prob * max(0.0, 1 - progress / max(args.start_window_until, 1e-9))
-            env.set_start_window(args.start_window, window_prob)
-        for group, rate in zip(optimizer.param_groups, first_rates, strict=True):
-            group["lr"] = rate * (1 - progress) if args.anneal_lr else rate
-        gradient_steps = (iteration - 1) * args.update_epochs * args.num_minibatches
-        if target is not None and gradient_steps - copied_at >= args.target_every:
+            prob = args.start_window_prob * max(0.0, 1 - run.progress / max(args.start_window_until, 1e-9))
+            game.set_start_window(args.start_window, prob)
+        for group, rate in zip(optimizer.param_groups, initial_rates, strict=True):
+            group["lr"] = rate * (1 - run.progress) if args.anneal_lr else rate
+        if target is not None and (iteration - 1) % copy_every == 0:
             target.load_state_dict(agent.hyper.state_dict())
-            target_states, copied_at = dict(team.states), gradient_steps
+            target_memory.update(team.memory)
 
         # rollout
-        for step in range(args.num_steps):
-            if step % args.chunk_length == 0:
-                for name, x in team.states.items():
-                    starts[name][step // args.chunk_length] = x
-            seen, policy, actions = team.decide(perturbation)
-            with torch.no_grad():
-                values, memory = agent.critic(seen, team.states.get("critic"))
-            if memory is not None:
-                team.states["critic"] = memory
-            centre, unit = agent.critic.scale()
-            seen |= {"policy": policy, "actions": actions, "values": values * unit + centre}
-            seen |= {"log_probs": log_prob_of(policy, actions, game.continuous)}
-            for name, x in seen.items():
-                if name not in batch:
-                    batch[name] = torch.zeros(args.num_steps, *x.shape[1:], dtype=x.dtype)
-                batch[name][step] = x[0]
-            spend("policy")
-
-            orders = game.orders(actions[0])
-            _, *outcome, info = env.step(orders)
-            for storage, x in zip((reward, terminated, truncated), outcome, strict=True):
-                storage[step] = torch.from_numpy(x[:, :num_values])
-            team.watch(env, orders, info)
-            done = info["done"]
-            if done.any():
-                window[:2] += done.sum(), info["episode_length"][done].sum()
-                window[2] += info["battle_won"][done].sum() if game.is_battle else 0.0
-                window[3:] += info["episode_return"][done].sum(0)
-            spend("env")
-
-            if truncated[step].any():  # the value of what would have followed, had time not run out
-                final = {name: x[None] for name, x in game.final(info).items()}
-                final |= {"alive": final["obs"].any(-1), "first": torch.zeros_like(seen["first"])}
-                with torch.no_grad():
-                    next_value[step] = agent.critic(final, team.states.get("critic"))[0][0] * unit + centre
-                spend("policy")
+        next_values = rollout(args, team, batch, outcome, starts, run)
 
         # advantages
-        with torch.no_grad():
-            last_values = agent.critic(team.see(), team.states.get("critic"))[0] * unit + centre
-        following = torch.cat([batch["values"][1:], last_values])
-        next_value = torch.where(truncated, next_value, following)
-        counted = torch.ones_like(reward, dtype=torch.bool) if game.team else batch["alive"]
-        gae = (counted, terminated, truncated, args.gamma, args.gae_lambda)
-        advantages = advantages_of(reward, batch["values"], next_value, *gae)
-        returns = advantages + batch["values"]
-        agent.critic.see_returns(returns[counted])
-        normed = advantages
-        if args.norm_adv:  # over those who acted
-            acted = advantages.expand_as(batch["alive"])[batch["alive"]]
-            normed = (advantages - acted.mean()) / (acted.std() + 1e-8)
+        value_mask = torch.ones_like(outcome["truncated"]) if game.shared_reward else batch["alive"]
+        advantages, returns = estimate(args, outcome, next_values, value_mask)
+        agent.critic.see_returns(returns[value_mask])
 
         # update
-        b_all = batch | {"counted": counted, "advantages": normed, "returns": returns}
+        b_all = batch | {"value_mask": value_mask, "returns": returns}
+        b_all["advantages"] = normalise(advantages, batch["alive"])
         if target is not None:  # the policy by the target hypernetwork, from the stored inputs and with its own memory
             with torch.no_grad():
-                b_all["reference"], _, target_states = agent.policy(batch, target_states, perturbation, target)
+                b_all["reference"], _, after = agent.policy(batch, target_memory, target)
+            target_memory.update(after)
         b_chunks = {name: chunks_of(x, args.chunk_length) for name, x in b_all.items()}  # (L, C, ...)
         b_starts = {name: x.flatten(0, 1) for name, x in starts.items()}  # (C, ...)
-        try:
-            losses = update(args, agent, optimizer, b_chunks, b_starts, ent_coef, perturbation, data_generator)
-        except FloatingPointError as error:
-            bar.close()
-            metrics.close()
-            kept = run_dir / "checkpoints" / "last"
-            kept = f"the last good checkpoint is {kept}" if kept.exists() else "no checkpoint was saved yet"
-            print(f"stopped after step {global_step}: {error}; {kept}", file=sys.stderr)
-            return 1
-        global_step = iteration * args.batch_size
-        spend("update")
+        losses = update(args, agent, optimizer, b_chunks, b_starts, ent_coef, data_generator)
+        run.clock("update")
 
         # evaluation
-        scores = {}
-        if global_step >= next_eval:
-            next_eval = (global_step // args.eval_every + 1) * args.eval_every
+        if run.evaluation_due():
             scores = evaluate(args, agent, args.eval_episodes, eval_seed)
-            score = scores["return"] * (0.001 if wins else 1.0) + scores.get("win_rate", 0.0)  # wins first
-            if score > best:
-                best = score
-                save_checkpoint(run_dir, "best", agent, spec | {"global_step": global_step, "eval": scores})
-            spend("eval")
+            run.evaluated(scores, rank=tuple(scores[name] for name in ("win_rate", "return") if name in scores))
+            run.clock("eval")
 
         # logging
-        if iteration % args.log_every == 0 or iteration == args.num_iterations or scores:
-            wall_time = time.perf_counter() - started
-            scalars = {"charts/SPS": global_step / wall_time, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
-            if window[0]:  # episodes ended since the last row
-                _, length, won, *mean_returns = window / window[0]
-                scalars |= {"charts/episodic_return": np.mean(mean_returns), "charts/episodic_length": length}
-                scalars |= {f"charts/{name}": won for name in wins}
-                scalars |= {f"charts/episodic_{name}": x for name, x in zip(players, mean_returns, strict=False)}
-            targets, errors = returns[counted], advantages[counted]
-            scalars |= losses | {"losses/explained_variance": 1 - (errors.var() / targets.var().clamp_min(1e-8)).item()}
-            scalars |= {f"eval/{name}": x for name, x in scores.items()}
-            scalars |= {name: seconds / sum(spent.values()) for name, seconds in spent.items()}
-            metrics.write(global_step, wall_time, {name: float(x) for name, x in scalars.items()})
-            window[:] = 0.0
-            shown = {"return": scalars.get("charts/episodic_return", np.nan), "best_eval": best}
-            shown |= {"win_rate": scalars.get("charts/win_rate", np.nan)} if wins else {}
-            shown = {name: f"{x:.3f}" for name, x in shown.items()}
-            bar.set_postfix(shown, refresh=False)
-            if bar.disable and (global_step >= next_line or iteration == args.num_iterations):
-                next_line += total_steps / 10
-                latest = " ".join(f"{name} {x}" for name, x in shown.items())
-                print(f"step {global_step}/{total_steps} {latest} SPS {scalars['charts/SPS']:.0f}", flush=True)
-        bar.update(args.batch_size)
-
-        # checkpoint
-        if iteration % args.checkpoint_every == 0 or iteration == args.num_iterations or stop_signals:
-            save_last()
-        if stop_signals:
-            bar.close()
-            metrics.close()
-            print(f"stopped and saved at step {global_step}; go on with: python {spec['script']} --resume {run_dir}")
-            return 128 + stop_signals[0]
-    bar.close()
-    metrics.close()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # everything is saved
+        if run.log_due():
+            unexplained = advantages[value_mask].var() / returns[value_mask].var().clamp_min(1e-8)
+            losses["losses/explained_variance"] = 1 - unexplained.item()
+            run.log(losses | {"charts/learning_rate": optimizer.param_groups[0]["lr"]})
 
     # result
-    result = {"last": evaluate(args, agent, args.final_eval_episodes, eval_seed + 1)}
-    result["last_greedy"] = evaluate(args, agent, args.final_eval_episodes, eval_seed + 1, greedy=True)
-    if (run_dir / "checkpoints" / "best").is_dir():
-        agent.load_state_dict(load_file(run_dir / "checkpoints" / "best" / "weights.safetensors"))
-        result["best"] = evaluate(args, agent, args.final_eval_episodes, eval_seed + 1)
-    wall_time = time.perf_counter() - started
-    draw_curve(run_dir, f"{'hyper-MAPPO' if args.hyper else 'MAPPO'} on {args.env_id}, seed {args.seed}")
-    summary = {"finished": True, "global_step": global_step, "wall_time": wall_time, "eval": result["last"]}
-    summary |= {"eval_greedy": result["last_greedy"], "eval_best": result.get("best"), "time": spent}
-    write_json(run_dir / "result.json", summary)
-    print(f"finished in {wall_time:.0f} s; {args.final_eval_episodes} fresh episodes each:")
-    for name, scores in result.items():
-        won = f"  win rate {scores['win_rate']:.3f} +- {scores['win_rate_ci95']:.3f}" if wins else ""
-        spread = f"{scores['return']:.3f} +- {scores['return_ci95']:.3f}"
-        print(f"  {name:<12} return {spread}{won}  length {scores['length']:.1f}")
-    print(f"curve: {run_dir}/curve.png")
-    return 0
+    seed = eval_seed + 1
+    results = {"eval": evaluate(args, agent, args.final_eval_episodes, seed)}
+    results["eval_greedy"] = evaluate(args, agent, args.final_eval_episodes, seed, greedy=True)
+    if run.load_best():
+        results["eval_best"] = evaluate(args, agent, args.final_eval_episodes, seed)
+    run.finish(results)
 
 
 if __name__ == "__main__":
-    try:
-        args, run_dir = prepare(tyro.cli(Args, description=__doc__))
-        if (run_dir / "result.json").is_file():
-            print(f"{run_dir} is finished already: {(run_dir / 'result.json')}")
-            sys.exit(0)
-        sys.exit(train(args, run_dir))
-    except envs.ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main(Args, train))

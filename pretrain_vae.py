@@ -1,31 +1,30 @@
-"""Goals and the opponent model, offline: a goal VAE and pi(action | observation, t, goal) from rule-based play.
+"""Goals and the opponent model, offline: where players are heading and what they do on the way, from rule-based play.
 
-Where a player is heading is known in hindsight: the state in which its hunt happened. The encoder turns that state into
-a goal vector z, the decoder draws the state again from z (Bernoulli for planes), and the opponent model (MOA) predicts
-the player's actions on the way there from its own observation, the step and z; z is hidden at random, so that the model
-also works without a goal. Only steps of players on the board are stored, learned from or predicted.
+Where a player is heading is known in hindsight: the state in which its hunt happened. The encoder of a VAE turns that
+state into a goal vector z, the decoder draws the state again from z (Bernoulli for planes), and the opponent model
+(MOA) predicts the player's actions on the way there from what it sees, the time and z; z is hidden at random, so that
+the model also works without a goal. A recurrent reader of goals then learns to tell z from what was seen of a player so
+far. Only steps of players on the board are stored, learned from or predicted.
 
-    python pretrain_vae.py                                      # msh-4h1s-4x4, about two minutes on one core
+    python pretrain_vae.py                                      # msh-4h1s-4x4, about a minute on one core
     python pretrain_vae.py --lineups mix --env-id msh-4h1s-8x8  # four players, each ns or nh for an episode
+    python pretrain_vae.py --goal-mode oracle                   # named goals (the kind of prey) instead of learned ones
     python pretrain_vae.py --env-id smac-8m --obs-is-state      # battles: Gaussian likelihood, no ceiling
 
 Each epoch prints `[MOA] epoch k: top1=...` beside the ceiling: what a perfect predictor of these rules reaches, since
-they break ties at random. Other scripts use `load_checkpoint`, `find_checkpoint` and `train`; docs/offline_models.md.
+they break ties at random. One checkpoint holds all three networks; hopplus_mcts.py and hopplus_nomcts.py plan with
+these very networks and go on training them in their games. docs/offline_models.md tells more.
 """
 
 from __future__ import annotations
 
 import csv
-import dataclasses
-import hashlib
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -33,31 +32,45 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 from matplotlib.figure import Figure
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
 import envs
 from envs import ConfigError
 from envs.grid import FIRST_INTERACTION, EnvSpec, GridGame
-from envs.recording import ceilings, check_game, collect_play, game_part, load_play, one_line, role_names, save_data
+from envs.offline import (
+    check_sizes,
+    describe,
+    fresh_folder,
+    load_weights,
+    main,
+    newest,
+    read_spec,
+    save_checkpoint,
+    since,
+    split_episodes,
+    write_metrics,
+)
+from envs.recording import ceilings, collect_play, load_play, role_names, save_data
+from envs.run import Positive, Range, Rate, Share, Weight, Whole, check_ranges
+from envs.sight import Things, legal_log_softmax, sum_of_embeddings
 
-IMPOSSIBLE = -1e9  # logit of an illegal action
+FLAGS = 3  # numbers of a goal vector behind its z:
+HABIT, UNKNOWN, AIMLESS = -3, -2, -1  # does what players met so far do; goal not known; has none and moves at random
 
 
 @dataclass
 class Args:
     # run
-    seed: int = 1
-    """one seed, split into generators for envs, players, the split, the network and its batches"""
+    seed: Whole = 1
+    """one seed, split into generators for envs, players, the split, the networks and their batches"""
     out_dir: str = "vae_ckpts"
     """the checkpoint goes to <out-dir>/vae__<unix time>/dim<D>/"""
     data: str = ""
     """an .npz of an earlier run to train on; empty: play anew and save it under <out-dir>/data/"""
     pictures: bool = True
     """draw the pictures of each epoch"""
-    torch_threads: int = 1
+    torch_threads: Positive = 1
     """threads of torch; more is slower whenever anything else runs"""
 
     # env
@@ -65,41 +78,47 @@ class Args:
     """a grid game or a battle"""
     lineups: tuple[str, ...] = ()
     """who plays: each a comma list of roles, one per seat or one for all; equal shares of the steps;
-    empty: `mix`, one of each (`ns,nh,mix,random`) and `random`; battles: `nearest`, `focus`, `random`"""
-    num_steps: int = 100_000
+    empty: `mix` and one of each (`ns,nh,mix,random`); battles: `nearest`, `focus`, `random`"""
+    num_steps: Annotated[int, Range(100, 10**9), tyro.conf.arg(metavar="100..1e9")] = 100_000
     """steps of players on the board to collect"""
     obs_is_state: bool = False
     """battles: learn from the state, the same for all agents, instead of each agent's observation"""
-    goal_steps: int = 5
+    goal_steps: Positive = 5
     """battles: the goal of a step is what the agent sees this many steps later (or last)"""
-    val_share: float = 0.1
+    val_share: Annotated[float, Range(0.01, 0.9), tyro.conf.arg(metavar="0.01..0.9")] = 0.1
     """share of the episodes kept for validation"""
 
     # algorithm
+    goal_mode: Literal["learned", "oracle", "none"] = "learned"
+    """goals of a learned space, the named kinds of prey, or none: the opponent model alone"""
     dim: Literal[8, 16, 32] = 16
-    """size of a goal vector"""
+    """size of a learned goal vector"""
     loss: Literal["both", "moa", "recon"] = "both"
     """what shapes the goal space beside alpha KL: cross-entropy of actions, reconstruction, or both;
     the part left out still trains its own network on goals it cannot change"""
-    alpha: float = 0.01
+    alpha: Weight = 0.01
     """weight of KL(q(z | goal state) || N(0, 1))"""
-    recon_weight: float = 0.03
+    recon_weight: Weight = 0.03
     """weight of the reconstruction, summed over the planes"""
-    goal_dropout: float = 0.15
+    hide_prob: Share = 0.15
     """how often the goal is hidden from the opponent model"""
-    hidden: int = 256
-    """width of all layers"""
-    epochs: int = 10
+    hidden_size: Annotated[int, Range(1, 8192), tyro.conf.arg(metavar="1..8192")] = 64
+    """width of the opponent model and of the reader of goals"""
+    vae_hidden_size: Annotated[int, Range(1, 8192), tyro.conf.arg(metavar="1..8192")] = 256
+    """width of encoder and decoder"""
+    epochs: Positive = 10
     """passes over the training steps"""
-    batch_size: int = 512
+    batch_size: Positive = 512
     """steps per update"""
-    learning_rate: float = 1e-3
-    """of Adam, annealed to 0 along a cosine"""
-    weight_decay: float = 1e-4
+    learning_rate: Rate = 2e-3
+    """of Adam, annealed to a tenth along a cosine"""
+    weight_decay: Share = 1e-4
     """of AdamW"""
+    reader_updates: Positive = 200
+    """minibatches of 256 sequences for the reader of goals"""
 
 
-# network
+# networks
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -109,85 +128,315 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class GoalVAE(nn.Module):
-    """Encoder q(z | goal state), decoder, opponent model pi(a | observation, t, z), and linear probes on z.
+class FirstLayer(nn.Module):
+    """The first layer on what is seen: a sum of embeddings of ids (grid games), or a dense one on vectors (battles)."""
 
-    Observations are planes (B, H, W, C) of 0/1 with the own plane first, or vectors (B, F). Planes are looked at from
-    the player's own cell (everything shifted so that it stands in the middle) beside its absolute place.
+    def __init__(self, sizes: dict[str, Any], width: int):
+        super().__init__()
+        if sizes["num_ids"]:
+            self.table = nn.Parameter(torch.randn(sizes["num_ids"] - 1, width) * 0.3)
+        else:
+            self.dense = nn.Linear(sizes["vector_size"], width)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        return self.dense(seen) if hasattr(self, "dense") else sum_of_embeddings(seen, self.table)
+
+
+class GoalVAE(nn.Module):
+    """The learned goal space: encoder q(z | goal state) and decoder."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        hidden = sizes["vae_hidden_size"]
+        self.is_planes = sizes["num_ids"] > 0
+        self.first = FirstLayer(sizes, hidden)
+        self.encoder = mlp(hidden, hidden, 2 * sizes["z_size"])
+        self.decoder = mlp(sizes["z_size"], hidden, hidden, sizes["obs_size"])
+
+    def encode(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """What is seen in goal states -> mean and log variance of z, (R, D) each."""
+        mean, log_var = self.encoder(torch.relu(self.first(seen))).chunk(2, 1)
+        return mean, log_var.clamp(-8.0, 4.0)
+
+    def reconstruction(self, z: Tensor, obs: Tensor) -> Tensor:
+        """(R,) nats to describe the goal state obs (R, ...) given z: Bernoulli for planes, Gaussian for vectors."""
+        out = self.decoder(z)
+        if self.is_planes:
+            return F.binary_cross_entropy_with_logits(out, obs.float().flatten(1), reduction="none").sum(1)
+        return 0.5 * (out - obs).pow(2).sum(1)
+
+
+class NamedGoals(nn.Module):
+    """HOP's goals: the kind of item on the player's own cell, one-hot; with goal mode none, nothing at all."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        height, width, planes = sizes["height"], sizes["width"], sizes["num_players"] + 1 + sizes["num_kinds"]
+        own_place = (height - 1) * (2 * width - 1) + width - 1  # as in envs/sight.py
+        first_kind = 1 + own_place * planes + sizes["num_players"] + 1
+        ids = first_kind + torch.arange(sizes["z_size"])
+        self.register_buffer("ids", ids, persistent=False)
+
+    def encode(self, seen: Tensor) -> tuple[Tensor, None]:
+        return (seen[:, :, None] == self.ids).any(1).float(), None
+
+
+class OpponentModel(nn.Module):
+    """pi(action | what j sees, time, goal of j): small enough to be asked for everybody at every node of a tree."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        hidden = sizes["hidden_size"]
+        self.first = FirstLayer(sizes, hidden)
+        self.time = nn.Parameter(torch.randn(hidden) * 0.3)
+        self.goal = nn.Linear(sizes["z_size"] + FLAGS, hidden, bias=False)
+        self.layer = nn.Linear(hidden, hidden)
+        self.head = nn.Linear(hidden, sizes["num_actions"])
+        nn.init.normal_(self.goal.weight, std=0.3)
+        nn.init.normal_(self.layer.weight, std=(2 / hidden) ** 0.5)
+        nn.init.normal_(self.head.weight, std=0.1 / hidden**0.5)
+
+    def forward(self, seen: Tensor, t: Tensor, legal: Tensor, goal: Tensor) -> Tensor:
+        """seen (R, ...), t (R,) in 0..1, legal (R, A), goal (R, G) -> log-probabilities (R, A)"""
+        first = torch.relu(self.first(seen) + t[:, None] * self.time + self.goal(goal))
+        logits = self.head(torch.relu(self.layer(first)))
+        logits = logits * (1 - goal[:, AIMLESS, None])  # who has no goal does anything that is legal
+        return legal_log_softmax(logits, legal)
+
+
+class GoalReader(nn.Module):
+    """q(z | what was seen of j this episode): a recurrent network over what j saw and did."""
+
+    def __init__(self, sizes: dict[str, Any]):
+        super().__init__()
+        hidden = sizes["hidden_size"]
+        self.first = FirstLayer(sizes, hidden)
+        self.action = nn.Embedding(sizes["num_actions"] + 1, hidden)
+        self.cell = nn.GRUCell(hidden, hidden)
+        self.head = nn.Linear(hidden, 2 * max(1, sizes["z_size"]))  # without goals it is never asked
+        nn.init.normal_(self.action.weight, std=0.3)
+
+    def forward(self, seen: Tensor, last_action: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """seen (R, ...), action before (R,) or A at the start, memory (R, H) -> mean (R, D), log std (R, D), memory"""
+        memory = self.cell(torch.relu(self.first(seen) + self.action(last_action)), memory)
+        mean, log_std = self.head(memory).chunk(2, 1)
+        return mean, log_std.clamp(-3.0, 2.0), memory
+
+
+class GoalModels(nn.Module):
+    """Goal space, opponent model and reader of goals: what one checkpoint holds, and what HOP+ plans with.
+
+    A goal vector has G numbers: z, and a flag each for the goals that have no z (HABIT, UNKNOWN, AIMLESS).
     """
 
     def __init__(self, sizes: dict[str, Any]):
         super().__init__()
-        self.sizes = dict(sizes)
-        obs_shape, dim, hidden = tuple(sizes["obs_shape"]), sizes["dim"], sizes["hidden"]
-        self.is_planes, flat = len(obs_shape) == 3, int(np.prod(obs_shape))
-        if self.is_planes:
-            height, width, planes = obs_shape
-            rows, columns = np.divmod(np.arange(height * width), width)
-            reach_r, reach_c = np.divmod(np.arange((2 * height - 1) * (2 * width - 1)), 2 * width - 1)
-            r = rows[:, None] + reach_r - (height - 1)  # (own cell, seen cell): row and column that is seen there
-            c = columns[:, None] + reach_c - (width - 1)
-            inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
-            seen = torch.from_numpy(np.where(inside, r * width + c, height * width))  # the last index: off the board
-            self.register_buffer("seen", seen, persistent=False)
-            features = seen.shape[1] * planes + height * width
-        else:
-            self.register_buffer("mean", torch.zeros(flat))
-            self.register_buffer("std", torch.ones(flat))
-            features = flat
-        num_ids = sizes["num_players"] if sizes["obs_is_state"] else 0  # the state alone does not say who acts
-        self.encoder = mlp(features, hidden, hidden, 2 * dim)
-        self.decoder = mlp(dim, hidden, hidden, flat)
-        self.step = nn.Embedding(sizes["horizon"] + 1, 32)
-        self.moa = mlp(features + dim + 32 + num_ids, hidden, hidden, sizes["num_actions"])
-        self.hidden_goal = nn.Parameter(torch.randn(dim))  # stands for "nothing is known of the goal"
-        self.no_goal = nn.Parameter(torch.randn(dim))  # stands for "it will not hunt"
-        self.kind_probe = nn.Linear(dim, sizes["num_kinds"])  # fitted after training: which kind is hunted
-        self.cell_probe = nn.Linear(dim, sizes["num_cells"])  # ... and in which cell
+        self.sizes, self.z_size, self.goal_size = dict(sizes), sizes["z_size"], sizes["z_size"] + FLAGS
+        self.space = GoalVAE(sizes) if sizes["goal_mode"] == "learned" else NamedGoals(sizes)
+        self.moa = OpponentModel(sizes)
+        self.reader = GoalReader(sizes)
+        if not sizes["num_ids"]:  # vectors are standardised
+            self.register_buffer("mean", torch.zeros(sizes["obs_size"]))
+            self.register_buffer("std", torch.ones(sizes["obs_size"]))
 
-    def features(self, obs: Tensor) -> Tensor:
-        """(B, *obs_shape) -> (B, features)"""
-        if not self.is_planes:
-            return (obs - self.mean) / self.std
-        planes = obs.float().flatten(1, 2)  # (B, H*W, C)
-        own = planes[:, :, 0].argmax(1)
-        others = torch.cat([planes[:, :, 1:], torch.zeros_like(planes[:, :, :1])], 2)
-        off_board = F.one_hot(torch.tensor([others.shape[2] - 1]), others.shape[2]).float().expand(len(obs), 1, -1)
-        padded = torch.cat([others, off_board], 1)  # (B, H*W + 1, C): last plane = off the board
-        seen = self.seen[own].unsqueeze(2).expand(-1, -1, padded.shape[2])
-        return torch.cat([padded.gather(1, seen).flatten(1), planes[:, :, 0]], 1)
+    def flag(self, which: int) -> Tensor:
+        """(G,) the goal vector of HABIT, UNKNOWN or AIMLESS"""
+        return F.one_hot(torch.tensor(self.goal_size + which), self.goal_size).float()
 
-    def encode(self, goal_obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Goal states (B, *obs_shape) -> mean and log variance of z, (B, D) each."""
-        mean, log_var = self.encoder(self.features(goal_obs)).chunk(2, 1)
-        return mean, log_var.clamp(-8.0, 4.0)
+    def goals(self, z: Tensor) -> Tensor:
+        """z (..., D) -> goal vectors (..., G)"""
+        return F.pad(z, (0, FLAGS))
 
-    def reconstruction(self, z: Tensor, goal_obs: Tensor) -> Tensor:
-        """(B,) nats to describe the goal state given z: Bernoulli for planes, Gaussian for vectors."""
-        out = self.decoder(z)
-        if self.is_planes:
-            return F.binary_cross_entropy_with_logits(out, goal_obs.float().flatten(1), reduction="none").sum(1)
-        return 0.5 * (out - (goal_obs - self.mean) / self.std).pow(2).sum(1)
-
-    def logits(self, obs: Tensor, t: Tensor, legal: Tensor, z: Tensor | None = None, player: Tensor | None = None):
-        """Opponent model: (B, A) logits, illegal actions masked; z (B, D), or None where the goal is unknown."""
-        z = self.hidden_goal.expand(len(obs), -1) if z is None else z
-        parts = [self.features(obs), z, self.step(t.long().clamp(0, self.sizes["horizon"]))]
-        if self.sizes["obs_is_state"]:
-            parts.append(F.one_hot(player.long(), self.sizes["num_players"]).float())
-        return self.moa(torch.cat(parts, 1)).masked_fill(~legal, IMPOSSIBLE)
+    def encode(self, seen: Tensor) -> Tensor:
+        """z (R, D) of goal states: the encoder's means"""
+        with torch.no_grad():
+            return torch.cat([self.space.encode(some)[0] for some in seen.split(4096)])
 
 
-def goal_candidates(obs: np.ndarray, num_players: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The goal states a player could be heading for: what it would see standing on each item of the board.
+def sizes_of(args: Args, spec: EnvSpec, game: GridGame | None, kinds: list[str]) -> dict[str, Any]:
+    height, width = spec.obs_shape[:2] if game else (1, 1)
+    obs_size = int(np.prod(spec.state_shape if args.obs_is_state else spec.obs_shape))
+    sizes = {"goal_mode": args.goal_mode, "hidden_size": args.hidden_size, "vae_hidden_size": args.vae_hidden_size}
+    sizes |= {"num_players": spec.num_players, "num_actions": spec.num_actions, "num_kinds": len(kinds)}
+    sizes |= {"height": height, "width": width, "obs_size": obs_size, "num_ids": Things(game).num_ids if game else 0}
+    # the state alone does not say who acts: the player's number stands behind it
+    sizes["vector_size"] = 0 if game else obs_size + spec.num_players * args.obs_is_state
+    return sizes | {"z_size": {"learned": args.dim, "oracle": len(kinds), "none": 0}[args.goal_mode]}
 
-    obs (B, H, W, C) -> candidates (K, H, W, C), row (K,) of obs they belong to, kind (K,) of the item.
+
+# losses
+
+
+def hide(goal: Tensor, prob: float, rng: np.random.Generator) -> Tensor:
+    """Goal vectors (..., G), some of them replaced by UNKNOWN."""
+    unknown = F.one_hot(torch.tensor(goal.shape[-1] + UNKNOWN), goal.shape[-1]).float()
+    return torch.where(torch.from_numpy(rng.random(goal.shape[:-1]) < prob)[..., None], unknown, goal)
+
+
+def moa_loss(moa: OpponentModel, mb: dict[str, Tensor], hide_prob: float, rng: np.random.Generator) -> Tensor:
+    """Cross-entropy of actions, some goals hidden."""
+    return F.nll_loss(moa(mb["seen"], mb["t"], mb["legal"], hide(mb["goal"], hide_prob, rng)), mb["action"])
+
+
+def reader_loss(models: GoalModels, seq: dict[str, Tensor]) -> Tensor:
+    """Gaussian likelihood of the goals players were heading for, and of their actions given the inferred z.
+
+    seq: seen (T, R, ...), last action (T, R), t, legal, action, goal (T, R, G), known (T, R): on the board with a known
+    goal, resets (T, R): a new episode begins here, and memory (R, H) before the first step.
     """
-    row, r, c, kind = np.nonzero(obs[..., num_players + 1 :])
-    candidates = obs[row].copy()
-    candidates[..., 0] = 0
-    candidates[np.arange(len(row)), r, c, 0] = 1
-    return candidates, row, kind
+    memory, loss, count = seq["memory"], torch.zeros(()), seq["known"].sum().clamp_min(1)
+    for step in range(len(seq["seen"])):
+        memory = memory * ~seq["resets"][step][:, None]
+        mean, log_std, memory = models.reader(seq["seen"][step], seq["last_action"][step], memory)
+        z = seq["goal"][step][:, :-FLAGS]
+        nll = (0.5 * ((z - mean) / log_std.exp()).pow(2) + log_std).sum(1)
+        explain = models.moa(seq["seen"][step], seq["t"][step], seq["legal"][step], models.goals(mean))
+        explain = -explain.gather(1, seq["action"][step][:, None])[:, 0]
+        loss = loss + ((nll + explain) * seq["known"][step]).sum() / count
+    return loss
+
+
+def losses(models: GoalModels, batch: dict[str, Tensor], mode: str, hide_prob: float = 0.0) -> dict[str, Tensor]:
+    """Cross-entropy, reconstruction and KL, the latter two as means over the rows with a goal. The part that `mode`
+    leaves out sees z without a gradient to it. The opponent model gets a sample of z while training, hidden with
+    probability `hide_prob`, and else the mean; the reconstruction is always of a sample."""
+    has_goal = batch["has_goal"]
+    mean, log_var = models.space.encode(batch["goal_seen"])
+    z, recon, kl = mean, torch.zeros(()), torch.zeros(())
+    if log_var is not None:
+        z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
+        weight = has_goal.float() / has_goal.sum().clamp(min=1)
+        recon = models.space.reconstruction(z.detach() if mode == "moa" else z, batch["goal_obs"])
+        recon = (recon * weight).sum()
+        kl = (0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var) * weight[:, None]).sum()
+    goal = z if models.training else mean
+    goal = models.goals(goal.detach() if mode == "recon" else goal)
+    goal = torch.where(has_goal[:, None], goal, models.flag(UNKNOWN))
+    goal = torch.where(batch["aimless"][:, None], models.flag(AIMLESS), goal)
+    if models.training:
+        goal = torch.where(torch.rand(len(goal), 1) < hide_prob, models.flag(UNKNOWN), goal)
+    log_probs = models.moa(batch["seen"], batch["t"], batch["legal"], goal)
+    return {"ce": F.nll_loss(log_probs, batch["action"]), "recon": recon, "kl": kl}
+
+
+# hindsight: what players were heading for, known afterwards
+
+
+def heading_for(action: np.ndarray, taken: np.ndarray, alive: np.ndarray, done: np.ndarray, horizon: int) -> np.ndarray:
+    """(T, B, N) step of the hunt each player was heading for, -1 if unknown: its next successful one within `horizon`
+    steps of the same episode, else its next try. action, taken, alive (T, B, N), done (T, B)."""
+    steps = np.full(action.shape, -1)
+    for wanted in ((action >= FIRST_INTERACTION) & alive, (taken > 0) & alive):  # a success overrules a try
+        ahead = np.full(action.shape[1:], -1)
+        for step in reversed(range(len(action))):
+            ahead[done[step]] = -1
+            ahead = np.where(wanted[step], step, ahead)
+            steps[step] = np.where((ahead >= 0) & (ahead - step < horizon), ahead, steps[step])
+    steps[~alive] = -1
+    return steps
+
+
+def hindsight_goals(models: GoalModels, steps: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """(T, B, N, G) goal vectors of what was seen (T, B, N, ...) at `steps` (T, B, N); UNKNOWN where that is -1."""
+    goals = np.tile(models.flag(UNKNOWN).numpy(), (*steps.shape, 1))
+    step, env_row, player = np.nonzero(steps >= 0)
+    if len(step) and models.z_size:
+        at = np.stack([steps[step, env_row, player], env_row, player])
+        key, back = np.unique(at, axis=1, return_inverse=True)
+        z = models.encode(torch.from_numpy(seen[tuple(key)]))
+        goals[step, env_row, player] = models.goals(z).numpy()[back.ravel()]
+    return goals
+
+
+def play_rows(models: GoalModels, data: dict[str, Any], things: Things) -> dict[str, np.ndarray]:
+    """Recorded play of a grid game as rows to learn from: seen, t, legal, action, goal (M, G)."""
+    seen = things(data["obs"])
+    goals = hindsight_goals(models, data["goal_row"][:, None, None], seen[:, None, None])[:, 0, 0]
+    if models.z_size:
+        goals[data["role"] == 0] = models.flag(AIMLESS).numpy()  # of `role_names`: random
+    return {"seen": seen, "t": things.time(data["t"]), "legal": data["legal"], "action": data["action"], "goal": goals}
+
+
+def rehearsal(models: GoalModels, game: GridGame, num_steps: int, seed: int) -> dict[str, np.ndarray]:
+    """Distinct steps of players with a purpose, so that what is learned online does not push the offline play out."""
+    plain = envs.game(game.env_id)
+    data = collect_play(plain.spec(), plain, ("mix",), num_steps, np.random.SeedSequence(seed), quiet=True)
+    rows = play_rows(models, data, Things(game))
+    return {name: column[~data["repeat"]] for name, column in rows.items()}
+
+
+def sequences_of(rows: dict[str, np.ndarray], data: dict[str, Any], num_actions: int, length: int):
+    """The first `length` steps of every player and episode, as `reader_loss` wants them: (T, R, ...)."""
+    first = np.flatnonzero(np.append(True, (np.diff(data["episode"]) != 0) | (np.diff(data["player"]) != 0)))
+    count = np.minimum(np.diff(np.append(first, len(data["t"]))), length)
+    step = np.arange(length)[:, None]
+    at = np.minimum(first + step, len(data["t"]) - 1)  # (T, R)
+    last_action = np.where(step == 0, num_actions, data["action"][np.maximum(at - 1, 0)])
+    sequences = {name: column[at] for name, column in rows.items()}
+    known = (step < count) & (data["goal_row"][at] >= 0) & (rows["goal"][at][..., AIMLESS] == 0)
+    return sequences | {"last_action": last_action, "resets": np.zeros(at.shape, bool), "known": known}
+
+
+def sequences_to_read(batch: dict, goals, known, first_memory, first_resets, done, num_real: int) -> dict[str, Tensor]:
+    """What the reader of goals learns from, as reader_loss wants it: the real games, (T, R, ...) of R players."""
+    shape = batch["action"].shape
+    resets = np.concatenate([first_resets[None], done[:-1]])
+    sequences = {name: batch[name] for name in ("seen", "last_action", "t", "legal", "action")}
+    sequences |= {"goal": goals, "known": known, "resets": np.broadcast_to(resets[:, :, None], shape)}
+    sequences = {k: x[:, :num_real].reshape(shape[0], -1, *x.shape[3:]) for k, x in sequences.items()}
+    sequences = {k: torch.from_numpy(np.ascontiguousarray(x)) for k, x in sequences.items()}
+    return sequences | {"memory": torch.from_numpy(first_memory[:num_real].reshape(-1, first_memory.shape[-1]))}
+
+
+def mixed_batch(
+    recent: dict[str, np.ndarray], offline: dict[str, np.ndarray], size: int, share: float, rng: np.random.Generator
+) -> dict[str, Tensor]:
+    """A minibatch of `size` rows: a share of offline ones, the others seen lately (all offline, were there none)."""
+    num_offline, num_recent = (len(next(iter(rows.values()))) for rows in (offline, recent))
+    count = round(size * share) if num_recent else size
+    old, new = rng.integers(num_offline, size=count), rng.integers(max(num_recent, 1), size=size - count)
+    return {name: torch.from_numpy(np.concatenate([offline[name][old], recent[name][new]])) for name in offline}
+
+
+def with_habits(goals: np.ndarray, models: GoalModels, rng: np.random.Generator) -> np.ndarray:
+    """Goals (R, G) of players met in a game, half of them replaced by HABIT: what such players do, goals aside."""
+    if not models.z_size:
+        return goals
+    return np.where(rng.random((len(goals), 1)) < 0.5, models.flag(HABIT).numpy(), goals)
+
+
+def score_predictions(predicted: np.ndarray, action: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+    """The opponent model on data it has not learned from yet: predicted (T, B, N, A), action and rows (T, B, N)."""
+    probs, truth, player = predicted[rows], action[rows], np.nonzero(rows)[2]
+    each = np.arange(len(truth))
+    rank = (probs > probs[each, truth][:, None]).sum(1)
+    result = {"top1": (rank == 0).mean(), "top3": (rank < 3).mean(), "ce": -np.log(probs[each, truth] + 1e-6).mean()}
+    for a in range(probs.shape[1]):
+        if (truth == a).any():
+            result[f"recall_action{a}"] = (rank[truth == a] == 0).mean()
+    for i in range(rows.shape[2]):
+        if (player == i).any():
+            result[f"top1-player{i + 1}"] = (rank[player == i] == 0).mean()
+    return {f"moa/{name}": float(x) for name, x in result.items()}
+
+
+def train_reader(models: GoalModels, sequences: dict[str, np.ndarray], updates: int, rng: np.random.Generator) -> float:
+    """Teach the reader of goals, everything else as it is; returns the mean loss of the last updates."""
+    parameters = list(models.reader.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, updates), 2e-4)
+    log = []
+    for _ in tqdm(range(updates), desc="reader of goals", leave=False, disable=not sys.stderr.isatty()):
+        pick = rng.integers(sequences["t"].shape[1], size=256)
+        mb = {name: torch.from_numpy(column[:, pick]) for name, column in sequences.items()}
+        loss = reader_loss(models, mb | {"memory": torch.zeros(len(pick), models.sizes["hidden_size"])})
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        schedule.step()
+        log.append(loss.item())
+    return float(np.mean(log[-20:]))
 
 
 # evaluation and pictures
@@ -196,17 +445,20 @@ KNOWLEDGE = ("state", "history", "known")  # of the perfect predictors in `ceili
 
 
 @torch.no_grad()
-def predict(model: GoalVAE, batch: dict[str, Tensor], with_goal: bool) -> Tensor:
+def predict(models: GoalModels, batch: dict[str, Tensor], with_goal: bool) -> Tensor:
     """(M, A) log-probabilities of actions, with the goal known in hindsight or hidden."""
     outs = []
     for rows in torch.arange(len(batch["action"])).split(4096):
         mb = {name: column[rows] for name, column in batch.items()}
-        z = torch.where(mb["has_goal"][:, None], model.encode(mb["goal_obs"])[0], model.no_goal) if with_goal else None
-        outs.append(F.log_softmax(model.logits(mb["obs"], mb["t"], mb["legal"], z, mb["player"]), 1))
+        goal = models.flag(UNKNOWN).expand(len(rows), -1)
+        if with_goal:
+            goal = torch.where(mb["has_goal"][:, None], models.goals(models.space.encode(mb["goal_seen"])[0]), goal)
+            goal = torch.where(mb["aimless"][:, None], models.flag(AIMLESS), goal)
+        outs.append(models.moa(mb["seen"], mb["t"], mb["legal"], goal))
     return torch.cat(outs)
 
 
-def evaluate(model: GoalVAE, batch: dict[str, Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict]:
+def evaluate(models: GoalModels, batch: dict[str, Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict]:
     """Scores with the goal known and hidden, and the ceilings: over distinct steps, over moves and hunts apart, and
     (`_all`) over all steps; nan where there is nothing to count."""
     truth, distinct = batch["action"].numpy(), ~batch["repeat"].numpy()
@@ -220,8 +472,9 @@ def evaluate(model: GoalVAE, batch: dict[str, Tensor], ceiling: dict[str, np.nda
     result = {}
     with np.errstate(invalid="ignore", divide="ignore"):
         for mode in ("known", "hidden"):
-            logp = predict(model, batch, mode == "known").numpy()
-            order = np.argsort(-logp, axis=1, kind="stable")
+            logp = predict(models, batch, mode == "known").numpy()
+            ties = np.random.default_rng(0).random(logp.shape)  # an aimless player's actions are all alike
+            order = np.lexsort((ties, -logp), axis=1)
             pairs = truth[distinct] * num_actions + order[distinct, 0]
             confusion = np.bincount(pairs, minlength=num_actions**2).reshape(num_actions, num_actions)
             right, count, guessed = np.diag(confusion), confusion.sum(1), confusion.sum(0)
@@ -276,11 +529,13 @@ def draw_epoch(stem: Path, result: dict[str, dict], names: tuple[str, ...], hist
     recalls = {f"goal {mode}": np.nan_to_num(result[mode]["recall"]) for mode in ("known", "hidden")}
     if "ceiling" in result:
         recalls["perfect predictor that knows the role"] = np.nan_to_num(result["ceiling"]["recall"])
+    colours = {"true": "#aaaaaa", "perfect predictor that knows the role": "#aaaaaa"}
     for what, bars, label in (("class_distribution", counts, "steps"), ("per_class_recall", recalls, "recall")):
         figure = Figure((max(5.5, 0.6 * len(names) + 1.5), 3.2), layout="constrained")
         axis = figure.subplots()
         for k, (name, heights) in enumerate(bars.items()):
-            axis.bar(place + (k - 1) * 0.27, heights, 0.27, label=name, color=("#4477aa", "#ee7733", "#aaaaaa")[k])
+            colour = colours.get(name, "#4477aa" if name.endswith("known") else "#ee7733")
+            axis.bar(place + (k - 1) * 0.27, heights, 0.27, label=name, color=colour)
         axis.set_xticks(place, names, rotation=45 if len(names) > 8 else 0, size=8)
         axis.set_ylabel(label)
         figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
@@ -335,206 +590,123 @@ def fit_probe(probe: nn.Linear, z: Tensor, label: Tensor) -> None:
 # checkpoints
 
 LARGEST = {  # sizes above these are no checkpoint of ours
-    "dim": 1024, "hidden": 8192, "horizon": 30_000, "num_players": 1024, "num_actions": 4096, "num_kinds": 4096,
-    "num_cells": 1024,
+    "z_size": 1024, "hidden_size": 8192, "vae_hidden_size": 8192, "num_players": 1024, "num_actions": 4096,
+    "num_kinds": 4096, "height": 30_000, "width": 30_000, "obs_size": 10**7, "num_ids": 10**7, "vector_size": 10**6,
 }  # fmt: skip
 
 
-def read_spec(folder: Path, kind: str, spec: EnvSpec | None = None, obs_is_state: bool = False) -> dict[str, Any]:
-    """The spec of a checkpoint folder; ConfigError in one sentence if it is of another kind, or not for this env."""
-    path = folder / "spec.json"
-    try:
-        text = path.read_bytes()
-        found = json.loads(text) if len(text) < 10_000_000 else None
-    except FileNotFoundError:
-        raise ConfigError(f"'{folder}' is no checkpoint: it has no spec.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
-    found_kind = found.get("kind") if isinstance(found, dict) else None
-    if found_kind != kind:
-        raise ConfigError(f"'{folder}' holds a checkpoint of kind {str(found_kind)[:50]!r}, not {kind!r}")
-    if spec is not None:
-        check_game("checkpoint was trained", found, spec, obs_is_state)
-    return found
-
-
-def load_weights(make_model: Callable[[], nn.Module], path: Path) -> nn.Module:
-    """The model with the weights of a safetensors file, once every name and shape is known to fit."""
-    with torch.device("meta"):  # shapes without memory: a file that lies about its size costs nothing
-        wanted = {name: list(tensor.shape) for name, tensor in make_model().state_dict().items()}
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}
-            for name in [*wanted, *found]:
-                if found.get(name) != wanted.get(name):
-                    shapes = f"{name} is {found.get(name)}, not {wanted.get(name)}"
-                    raise ConfigError(f"'{path}' does not fit its spec.json: {shapes}")
-            tensors = {name: file.get_tensor(name) for name in wanted}
-    except FileNotFoundError:
-        raise ConfigError(f"checkpoint '{path.parent}' has no {path.name}") from None
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
-    if not all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in tensors.values()):
-        raise ConfigError(f"'{path}' has weights that are not finite float32 numbers")
-    model = make_model()
-    model.load_state_dict(tensors)
-    return model.eval()
-
-
 def load_checkpoint(folder: str | Path, spec: EnvSpec | None = None, obs_is_state: bool = False):
-    """A trained GoalVAE (in eval mode) and its spec dict. With `spec` of the env at hand, refuses any other's."""
+    """Trained GoalModels (in eval mode) and their spec dict. With `spec` of the env at hand, refuses any other's."""
     folder = Path(folder)
-    found = read_spec(folder, "goal_vae", spec, obs_is_state)
-    sizes = found.get("sizes") if isinstance(found.get("sizes"), dict) else {}
-    shape = sizes.get("obs_shape") if isinstance(sizes.get("obs_shape"), list) else []
-    good = len(shape) in (1, 3) and all(type(n) is int and 0 < n <= 10_000 for n in shape)
-    good = good and (len(shape) == 1 or shape[0] * shape[1] <= LARGEST["num_cells"])
-    good = good and all(type(sizes.get(name)) is int and 0 < sizes[name] <= most for name, most in LARGEST.items())
-    if not good or type(sizes.get("obs_is_state")) is not bool:
-        raise ConfigError(f"'{folder / 'spec.json'}' has no usable sizes: {str(sizes)[:200]}")
-    return load_weights(lambda: GoalVAE(sizes), folder / "weights.safetensors"), found
+    found = read_spec(folder, "goal_models", spec, obs_is_state)
+    sizes = check_sizes(folder, found.get("sizes"), LARGEST)
+    if sizes.get("goal_mode") not in ("learned", "oracle", "none"):
+        raise ConfigError(f"'{folder / 'spec.json'}' has no usable goal_mode: {str(sizes.get('goal_mode'))[:50]!r}")
+    return load_weights(lambda: GoalModels(sizes), folder / "weights.safetensors"), found
 
 
-def newest(folders: Iterable[Path], usable: Callable[[Path], Any]) -> Path | None:
-    """The last by name of the checkpoint folders of which `usable` is true and raises no ConfigError."""
-    for folder in sorted(folders, reverse=True):
-        try:
-            if usable(folder) and (folder / "weights.safetensors").exists():
-                return folder
-        except (ConfigError, KeyError, TypeError):
-            continue
-    return None
+def find_checkpoint(out_dir: str | Path, spec: EnvSpec, obs_is_state: bool = False, goal_mode: str = "learned"):
+    """The newest checkpoint under `out_dir` that fits this env and goal mode, or None."""
+
+    def fits(folder: Path) -> bool:
+        return read_spec(folder, "goal_models", spec, obs_is_state)["sizes"]["goal_mode"] == goal_mode
+
+    return newest(Path(out_dir).glob("vae__*/dim*"), fits)
 
 
-def find_checkpoint(out_dir: str | Path, spec: EnvSpec, obs_is_state: bool = False, dim: int | None = None):
-    """The newest checkpoint under `out_dir` that fits this env (and has goals of size `dim`), or None."""
-    folders = Path(out_dir).glob(f"vae__*/dim{dim or '*'}")
-    return newest(folders, lambda folder: read_spec(folder, "goal_vae", spec, obs_is_state))
-
-
-def describe(kind: str, script: str, args: Any, spec: EnvSpec, obs_is_state: bool = False) -> dict[str, Any]:
-    """What every checkpoint's spec says: what made it, and for which game."""
-    version = hashlib.sha256(Path(script).read_bytes()).hexdigest()[:12]
-    about = {"kind": kind, "script": Path(script).name, "code_version": version, "args": dataclasses.asdict(args)}
-    return about | {"obs_is_state": obs_is_state, "num_actions": spec.num_actions, **game_part(spec)}
-
-
-def save_checkpoint(folder: Path, model: nn.Module, spec: dict[str, Any]) -> None:
-    """weights.safetensors and spec.json, each written under another name first; spec.json last: it means complete."""
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / ".weights.tmp")
-    (folder / ".weights.tmp").replace(folder / "weights.safetensors")
-    (folder / ".spec.tmp").write_text(json.dumps(spec, indent=2) + "\n")
-    (folder / ".spec.tmp").replace(folder / "spec.json")
-
-
-def fresh_folder(out_dir: str | Path, name: str) -> Path:
-    """<out_dir>/<name>__<unix time>, seconds later where that exists."""
-    now = int(time.time())
-    while True:
-        try:
-            folder = Path(out_dir) / f"{name}__{now}"
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            now += 1
-        except OSError as error:
-            raise ConfigError(f"cannot write to '{out_dir}': {error.strerror}") from None
+def prepare(folder: str, env_id: str, goal_mode: str, seed: int) -> tuple[Path, GoalModels]:
+    """The checkpoint asked for, the newest that fits, or one made now: its folder and networks."""
+    spec = envs.spec(env_id)
+    found = folder or find_checkpoint("vae_ckpts", spec, goal_mode=goal_mode)
+    if not found:
+        print(f"no goal models for {env_id} in vae_ckpts/: making them first (pretrain_vae.py, a minute)", flush=True)
+        found = train(Args(env_id=env_id, seed=seed, goal_mode=goal_mode, pictures=False))
+    models, about = load_checkpoint(found, spec)
+    if about["sizes"]["goal_mode"] != goal_mode:
+        modes = f"goal mode {about['sizes']['goal_mode']}, this run uses {goal_mode}"
+        raise ConfigError(f"checkpoint '{found}' was trained with {modes}")
+    return Path(found), models
 
 
 # training
 
-LIMITS = {
-    "seed": (0, 2**32), "num_steps": (100, 10**9), "goal_steps": (1, 10**6), "hidden": (1, 8192), "epochs": (1, 10**6),
-    "batch_size": (1, 10**9), "torch_threads": (1, 1024), "val_share": (0.01, 0.9), "goal_dropout": (0.0, 1.0),
-    "alpha": (0.0, 1e6), "recon_weight": (0.0, 1e6), "learning_rate": (1e-9, 1.0), "weight_decay": (0.0, 1.0),
-}  # fmt: skip
 
-
-def check_limits(args: Any, limits: dict[str, tuple[float, float]]) -> None:
-    for name, (low, high) in limits.items():
-        if not low <= getattr(args, name) <= high:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} must be from {low:g} to {high:g}, not {getattr(args, name)}")
-
-
-def losses(model: GoalVAE, batch: dict[str, Tensor], mode: str, dropout: float = 0.0) -> dict[str, Tensor]:
-    """Cross-entropy, reconstruction and KL, the latter two as means over the rows with a goal. The part that `mode`
-    leaves out sees z without a gradient to it. The opponent model gets a sample of z while training, hidden with
-    probability `dropout`, and else the mean; the reconstruction is always of a sample."""
-    has_goal = batch["has_goal"]
-    mean, log_var = model.encode(batch["goal_obs"])
-    z = mean + torch.randn_like(mean) * (0.5 * log_var).exp()
-    weight = has_goal.float() / has_goal.sum().clamp(min=1)
-    recon = (model.reconstruction(z.detach() if mode == "moa" else z, batch["goal_obs"]) * weight).sum()
-    kl = (0.5 * (mean.pow(2) + log_var.exp() - 1 - log_var) * weight[:, None]).sum()
-    goal = z if model.training else mean
-    goal = torch.where(has_goal[:, None], goal.detach() if mode == "recon" else goal, model.no_goal)
-    if model.training:
-        goal = torch.where(torch.rand(len(goal), 1) < dropout, model.hidden_goal, goal)
-    logits = model.logits(batch["obs"], batch["t"], batch["legal"], goal, batch["player"])
-    return {"ce": F.cross_entropy(logits, batch["action"]), "recon": recon, "kl": kl}
-
-
-def split_episodes(episode: np.ndarray, share: float, seed: np.random.SeedSequence) -> np.ndarray:
-    """(M,) bool: rows of the episodes kept for validation."""
-    episodes = np.random.default_rng(seed).permutation(np.unique(episode))
-    num_val = max(1, round(share * len(episodes)))
-    if num_val == len(episodes):
-        raise ConfigError("there is only one episode; validation needs another")
-    return np.isin(episode, episodes[:num_val])
-
-
-def since(start: tuple[float, float]) -> tuple[float, float]:
-    """Seconds of the clock and of one core."""
-    return time.perf_counter() - start[0], time.process_time() - start[1]
-
-
-def write_metrics(path: Path, history: list[dict[str, float]]) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(history[0]))
-        writer.writeheader()
-        writer.writerows(history)
-
-
-def probe_goals(model: GoalVAE, data: dict[str, Any], in_val: np.ndarray, kinds: list[str], map_path: Path | None):
+def probe_goals(models: GoalModels, data: dict[str, Any], seen: Tensor, in_val: np.ndarray, kinds: list[str], picture):
     """What the goal space means: linear probes for kind and cell of the prey on the goals of hunts, fitted on training
-    episodes; their accuracy on validation hunts, of which a map is drawn."""
+    episodes; their accuracy on validation hunts, of which a map is drawn to the path `picture`, if any."""
+    is_planes = models.sizes["num_ids"] > 0
     hunted = np.unique(data["goal_row"][(data["goal_row"] >= 0) & (data["hunt"] > 0)])
-    obs = torch.from_numpy(data["obs"][hunted])
-    kind = torch.from_numpy(data["action"][hunted] - FIRST_INTERACTION - (not model.is_planes))
-    cell = obs[..., 0].flatten(1).argmax(1) if model.is_planes else torch.zeros_like(kind)
-    where = cell.numpy() if model.is_planes else data["hunt"][hunted]
+    kind = torch.from_numpy(data["action"][hunted] - FIRST_INTERACTION - (not is_planes))
+    cell = torch.zeros_like(kind)
+    if is_planes:
+        cell = torch.from_numpy(data["obs"][hunted][..., 0]).flatten(1).argmax(1)
+    where = cell.numpy() if is_planes else data["hunt"][hunted]
     same_hunt = np.column_stack([data["episode"][hunted], data["player"][hunted], where])
     first = np.unique(same_hunt, axis=0, return_index=True)[1]  # one row per hunt, however long it waits
     is_val, kind, cell = torch.from_numpy(in_val[hunted[first]]), kind[first], cell[first]
-    with torch.no_grad():
-        z = torch.cat([model.encode(some)[0] for some in obs[first].split(4096)])
-    scores = {}
-    for name, label, probe in (("kind", kind, model.kind_probe), ("cell", cell, model.cell_probe)):
+    z = models.encode(seen[hunted[first]])
+    scores, kind_probe = {}, None
+    for name, label in (("kind", kind), ("cell", cell)):
         scores[f"goal/probe_{name}"] = np.nan
         if len(label[~is_val].unique()) > 1 and is_val.any():
+            probe = nn.Linear(z.shape[1], int(label.max()) + 1)
             fit_probe(probe, z[~is_val], label[~is_val])
             scores[f"goal/probe_{name}"] = (probe(z[is_val]).argmax(1) == label[is_val]).float().mean().item()
+            kind_probe = probe if name == "kind" else kind_probe
     print(
         f"[GOAL] linear probes on z, {is_val.sum()} validation hunts: kind of prey {scores['goal/probe_kind']:.4f},"
         f" which prey (its cell) {scores['goal/probe_cell']:.4f}"
     )
-    if map_path and is_val.sum() > 2:
-        height, width = obs.shape[1:3] if model.is_planes else (1, 1)
+    if picture and kind_probe and is_val.sum() > 2:
+        height, width = models.sizes["height"], models.sizes["width"]
         place = np.stack(np.divmod(cell[is_val].numpy(), width), 1) / np.maximum([height - 1, width - 1], 1)
-        told = model.kind_probe(z[is_val]).detach().numpy()
-        draw_goal_map(map_path, z[is_val].numpy(), told, kind[is_val].numpy(), kinds, place)
+        told = kind_probe(z[is_val]).detach().numpy()
+        draw_goal_map(picture, z[is_val].numpy(), told, kind[is_val].numpy(), kinds, place)
     return scores
+
+
+def read_or_play(args: Args, spec: EnvSpec, game: GridGame | None, seed: np.random.SeedSequence) -> dict[str, Any]:
+    """The recorded play asked for, or new play."""
+    if args.data:
+        return load_play(args.data, spec, args.obs_is_state)
+    goal_steps = 0 if game else args.goal_steps
+    return collect_play(spec, game, args.lineups, args.num_steps, seed, args.obs_is_state, goal_steps)
+
+
+def as_columns(models: GoalModels, args: Args, data: dict[str, Any], game: GridGame | None, horizon: int):
+    """Recorded play as tensors, all rows: what is seen, time, legal, action, and what hindsight says of the goal."""
+    columns = {name: torch.from_numpy(data[name]) for name in ("legal", "action", "repeat")}
+    if game:
+        things = Things(game)
+        columns |= {"seen": torch.from_numpy(things(data["obs"])), "t": torch.from_numpy(things.time(data["t"]))}
+        columns |= {"obs": torch.from_numpy(data["obs"]), "aimless": torch.from_numpy(data["role"] == 0)}
+    else:
+        obs = (torch.from_numpy(data["obs"]) - models.mean) / models.std
+        who = F.one_hot(torch.from_numpy(data["player"]), models.sizes["num_players"]).float()
+        columns |= {"seen": torch.cat([obs, who], 1) if args.obs_is_state else obs, "obs": obs}
+        columns |= {"t": torch.from_numpy(data["t"] / horizon).float(), "aimless": torch.zeros(len(obs), dtype=bool)}
+    columns["goal_row"] = torch.from_numpy(data["goal_row"])
+    if not models.z_size:  # without goals nothing is known of any
+        columns |= {"goal_row": torch.full_like(columns["goal_row"], -1), "aimless": columns["aimless"] & False}
+    return columns
+
+
+def rows_of(columns: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Some rows of `as_columns`, each with what was seen in its goal state."""
+    mb = {name: column[rows] for name, column in columns.items() if name != "obs"}
+    goal_row = mb.pop("goal_row")
+    at = goal_row.clamp_min(0)
+    return mb | {"has_goal": goal_row >= 0, "goal_seen": columns["seen"][at], "goal_obs": columns["obs"][at]}
 
 
 def train(args: Args) -> Path:
     """The whole experiment; returns the folder of the checkpoint."""
-    check_limits(args, LIMITS)
+    check_ranges(args)
     torch.set_num_threads(args.torch_threads)
     start = time.perf_counter(), time.process_time()
 
     # seeding
-    play_seed, split_seed, torch_seed = np.random.SeedSequence(args.seed).spawn(3)
+    play_seed, split_seed, torch_seed, reader_seed = np.random.SeedSequence(args.seed).spawn(4)
     torch.manual_seed(int(torch_seed.generate_state(1)[0]))
 
     # env setup
@@ -542,17 +714,12 @@ def train(args: Args) -> Path:
     game = envs.game(args.env_id) if args.env_id in GridGame.registry else None
     if game and args.obs_is_state:
         raise ConfigError(f"--obs-is-state is for battles; in {args.env_id} everybody sees the whole board")
-    num_cells = int(np.prod(spec.obs_shape[:2])) if game else 1
-    if num_cells > LARGEST["num_cells"]:
-        raise ConfigError(f"a board of {num_cells} cells is too large; the most is {LARGEST['num_cells']}")
+    if not game and args.goal_mode == "oracle":
+        raise ConfigError(f"--goal-mode oracle is for grid games: nothing in {args.env_id} has a name to head for")
     kinds = list(game.kinds) if game else [name.split(" / ")[0] for name in spec.action_names[FIRST_INTERACTION + 1 :]]
 
     # data
-    if args.data:
-        data = load_play(args.data, spec, args.obs_is_state)
-    else:
-        how = args.lineups, args.num_steps, play_seed, args.obs_is_state, 0 if game else args.goal_steps
-        data = collect_play(spec, game, *how)
+    data = read_or_play(args, spec, game, play_seed)
     folder = fresh_folder(args.out_dir, "vae") / f"dim{args.dim}"
     folder.mkdir()
     if not args.data:
@@ -567,43 +734,33 @@ def train(args: Args) -> Path:
         f"[DATA] {len(in_val)} steps, {data['repeat'].mean():.1%} of them mere repeats of the step before; training on"
         f" {len(train_rows)} distinct ones, validation on {len(val_rows)} of other episodes"
     )
-
-    def tensors(rows: np.ndarray) -> dict[str, Tensor]:
-        goal_row = data["goal_row"][rows]
-        columns = {name: data[name][rows] for name in ("obs", "legal", "action", "t", "player", "repeat")}
-        columns |= {"goal_obs": data["obs"][np.maximum(goal_row, 0)], "has_goal": goal_row >= 0}
-        return {name: torch.from_numpy(column) for name, column in columns.items()}
-
-    train_batch, val_batch = tensors(train_rows), tensors(val_rows)
     ceiling = ceilings(data, game) if game and (data["role"] >= 0).all() else {}
     ceiling = {name: values[val_rows] for name, values in ceiling.items()}
 
-    # network
-    sizes = {
-        "obs_shape": list(data["obs"].shape[1:]), "obs_is_state": args.obs_is_state, "horizon": spec.horizon,
-        "num_players": spec.num_players, "num_actions": spec.num_actions, "num_kinds": len(kinds), "dim": args.dim,
-        "hidden": args.hidden, "num_cells": num_cells,
-    }  # fmt: skip
-    model = GoalVAE(sizes)
-    if not model.is_planes:
-        model.mean.copy_(train_batch["obs"].mean(0))
-        model.std.copy_(train_batch["obs"].std(0).clamp(min=0.05))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
+    # networks
+    sizes = sizes_of(args, spec, game, kinds)
+    models = GoalModels(sizes)
+    if not game:
+        models.mean.copy_(torch.from_numpy(data["obs"][train_rows].mean(0)))
+        models.std.copy_(torch.from_numpy(data["obs"][train_rows].std(0)).clamp(min=0.05))
+    columns = as_columns(models, args, data, game, spec.horizon)
+    train_rows, val_batch = torch.from_numpy(train_rows), rows_of(columns, torch.from_numpy(val_rows))
+    parameters = [*models.space.parameters(), *models.moa.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=args.learning_rate, weight_decay=args.weight_decay)
     updates = args.epochs * -(-len(train_rows) // args.batch_size)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates, args.learning_rate / 10)
 
     history: list[dict[str, float]] = []
     for epoch in tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty()):
         # update
-        model.train()
+        models.train()
         sums = dict.fromkeys(("ce", "recon", "kl"), 0.0)
-        for mb_rows in torch.randperm(len(train_rows)).split(args.batch_size):
-            mb = {name: column[mb_rows] for name, column in train_batch.items()}
-            parts = losses(model, mb, args.loss, args.goal_dropout)
+        for mb_rows in train_rows[torch.randperm(len(train_rows))].split(args.batch_size):
+            parts = losses(models, rows_of(columns, mb_rows), args.loss, args.hide_prob)
             loss = parts["ce"] + args.recon_weight * parts["recon"] + args.alpha * parts["kl"]
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             schedule.step()
             sums = {name: sums[name] + parts[name].item() * len(mb_rows) / len(train_rows) for name in sums}
@@ -611,29 +768,21 @@ def train(args: Args) -> Path:
             raise FloatingPointError(f"a loss is not finite in epoch {epoch}: {sums}; try a smaller --learning-rate")
 
         # evaluation
-        model.eval()
-        result = evaluate(model, val_batch, ceiling)
+        models.eval()
+        result = evaluate(models, val_batch, ceiling)
         val = dict.fromkeys(sums, 0.0)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             distinct = (~val_batch["repeat"]).nonzero()[:, 0]
             for mb_rows in distinct.split(4096):
-                parts = losses(model, {name: column[mb_rows] for name, column in val_batch.items()}, args.loss)
+                parts = losses(models, {name: column[mb_rows] for name, column in val_batch.items()}, args.loss)
                 val = {name: val[name] + parts[name].item() * len(mb_rows) / len(distinct) for name in val}
-            goal_obs = val_batch["goal_obs"][distinct][val_batch["has_goal"][distinct]]
-            means = torch.cat([model.encode(some)[0] for some in goal_obs.split(4096)])
+        means = models.encode(val_batch["goal_seen"][distinct][val_batch["has_goal"][distinct]])
         active = int((means.var(0) > 0.01).sum()) if len(means) > 1 else 0
-        collapsed = active == 0 or val["kl"] < 0.1
+        collapsed = args.goal_mode == "learned" and (active == 0 or val["kl"] < 0.1)
         known, hidden, top = result["known"], result["hidden"], result.get("ceiling")
-        of = {name: f" of {top[name]:.4f}" if top else "" for name in ("known", "known_moves", "state")}
-        print(
-            f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{of['known']},"
-            f" top3={known['top3']:.4f}, ce={known['ce']:.4f}"
-            f" (moves {known['top1_moves']:.4f}{of['known_moves']}, hunts {known['top1_hunts']:.4f});"
-            f" goal hidden top1={hidden['top1']:.4f}{of['state']}"
-            f" (moves {hidden['top1_moves']:.4f}, hunts {hidden['top1_hunts']:.4f})"
-        )
-        figures = f"reconstruction {val['recon']:.3f}, KL {val['kl']:.3f}, active dimensions {active} of {args.dim}"
-        print(f"[VAE] epoch {epoch}: {figures}")
+        print(describe_epoch(epoch, result))
+        figures = f"reconstruction {val['recon']:.3f}, KL {val['kl']:.3f}, active dimensions {active}"
+        print(f"[VAE] epoch {epoch}: {figures} of {sizes['z_size']}")
         if collapsed:
             print("[WARN] posterior collapse: the goals say (almost) nothing; try a smaller --alpha")
 
@@ -652,34 +801,47 @@ def train(args: Args) -> Path:
         if args.pictures:
             draw_epoch(stem, result, spec.action_names, history)
     write_metrics(folder / "metrics.csv", history)
-    probes = probe_goals(model, data, in_val, kinds, folder / "goal_map.png" if args.pictures else None)
+
+    # the reader of goals, and what the goals mean
+    scores = dict(history[-1])
+    if args.goal_mode == "learned":
+        picture = folder / "goal_map.png" if args.pictures else None
+        scores |= probe_goals(models, data, columns["seen"], in_val, kinds, picture)
+    with torch.no_grad():
+        models.moa.goal.weight[:, HABIT] = models.moa.goal.weight[:, UNKNOWN]  # nobody was met yet
+    if args.goal_mode != "none" and game:
+        rows = play_rows(models, data, Things(game))
+        sequences = sequences_of(rows, data, spec.num_actions, length=16)
+        scores["goal/reader_loss"] = train_reader(
+            models, sequences, args.reader_updates, np.random.default_rng(reader_seed)
+        )
+        print(f"[GOAL] reader of goals: loss {scores['goal/reader_loss']:.3f} after {args.reader_updates} minibatches")
 
     # checkpoint
-    scores = {k: v if np.isfinite(v) else None for k, v in (history[-1] | probes).items() if not k.endswith("_time")}
-    about = describe("goal_vae", __file__, args, spec, args.obs_is_state)
-    save_checkpoint(folder, model, about | {"loss": args.loss, "sizes": sizes, "scores": scores})
-    for suffix, what in (("", "distinct steps"), ("_all", "all steps")) if top else ():
-        goal, state, past = (top[name + suffix] for name in ("known", "state", "history"))
-        with_goal, without = known["top1" + suffix], hidden["top1" + suffix]
+    scores = {k: v if np.isfinite(v) else None for k, v in scores.items() if not k.endswith("_time")}
+    about = describe("goal_models", __file__, args, spec, args.obs_is_state)
+    save_checkpoint(folder, models, about | {"loss": args.loss, "sizes": sizes, "scores": scores})
+    if top:
         print(
-            f"[DONE] {what}: top1 {with_goal:.4f} with the goal, {with_goal / goal:.1%} of {goal:.4f} that"
-            " knowing the role allows (a goal also says which item it is after);"
-            f" {without:.4f} without, {without / state:.1%} of {state:.4f} that the state alone allows"
-            f" ({without / past:.1%} of {past:.4f} with the player's history)"
+            f"[DONE] distinct steps: top1 {known['top1']:.4f} with the goal in hindsight (a perfect predictor that"
+            f" knows the role, not which item: {top['known']:.4f}); {hidden['top1']:.4f} without (a perfect predictor"
+            f" from the state alone: {top['state']:.4f}, from the player's history, too: {top['history']:.4f})"
         )
     print("[DONE] {:.0f} s ({:.0f} s of one core); checkpoint {}".format(*since(start), folder))
     return folder
 
 
-def main(train: Callable[[Any], Any], args_type: type) -> None:
-    """From the command line: errors that a user can cause end in one line."""
-    sys.stdout.reconfigure(line_buffering=True)  # progress shows at once in a log file, too
-    try:
-        train(tyro.cli(args_type))
-    except (ConfigError, FloatingPointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+def describe_epoch(epoch: int, result: dict[str, dict]) -> str:
+    """The console line of an epoch: scores beside what perfect predictors reach."""
+    known, hidden, top = result["known"], result["hidden"], result.get("ceiling")
+    of = {name: f" of {top[name]:.4f}" if top else "" for name in ("known", "known_moves", "state")}
+    return (
+        f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{of['known']}, top3={known['top3']:.4f}, ce={known['ce']:.4f}"
+        f" (moves {known['top1_moves']:.4f}{of['known_moves']}, hunts {known['top1_hunts']:.4f});"
+        f" goal hidden top1={hidden['top1']:.4f}{of['state']}"
+        f" (moves {hidden['top1_moves']:.4f}, hunts {hidden['top1_hunts']:.4f})"
+    )
 
 
 if __name__ == "__main__":
-    main(train, Args)
+    sys.exit(main(Args, train))

@@ -14,15 +14,16 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import tyro
 
 from envs import ConfigError
+from envs.offline import main
 from envs.recording import collect_transitions, load_transitions
-from pretrain_vae import check_limits
+from envs.run import Positive, Range, Whole, check_ranges
 from train_world_model import Args as TrainArgs
 from train_world_model import default_lineups, error_growth, find_checkpoint, judge, load_checkpoint, views
 
@@ -40,7 +41,7 @@ class Args:
     """draw soft_triplets.png, calibration.png and error_growth.png into the checkpoint's folder"""
     tag: str = ""
     """ending of the pictures' names, to keep those of several data sets apart"""
-    torch_threads: int = 1
+    torch_threads: Positive = 1
     """threads of torch"""
 
     # data
@@ -50,13 +51,13 @@ class Args:
     """a run folder or checkpoint whose policy plays the fresh data in all seats, without noise"""
     lineups: tuple[str, ...] = ()
     """line-ups that play the fresh data, as in train_world_model.py"""
-    num_transitions: int = 10_000
+    num_transitions: Annotated[int, Range(1, 10**8), tyro.conf.arg(metavar="1..1e8")] = 10_000
     """size of the fresh data"""
-    seed: int = 1001
+    seed: Whole = 1001
     """seed of the fresh data"""
 
     # evaluation
-    steps: int = 10
+    steps: Annotated[int, Range(1, 1000), tyro.conf.arg(metavar="1..1000")] = 10
     """imagined steps"""
 
 
@@ -170,9 +171,8 @@ def draw_growth(path: Path, growth: dict[str, list[float]]) -> None:
     plt.close(figure)
 
 
-def main(args: Args) -> dict[str, Any]:
-    limits = {"num_transitions": (1, 10**8), "steps": (1, 1000), "seed": (0, 2**32), "torch_threads": (1, 1024)}
-    check_limits(args, limits)
+def report(args: Args) -> dict[str, Any]:
+    check_ranges(args)
     torch.set_num_threads(args.torch_threads)
 
     # model
@@ -234,8 +234,4 @@ def main(args: Args) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Args))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main(Args, report))

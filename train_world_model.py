@@ -23,26 +23,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import tyro
 from torch import Tensor
 from tqdm import tqdm
 
 import envs
 from envs import ConfigError
 from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
-from envs.recording import TRANSITIONS, collect_transitions, load_transitions, save_data
-from pretrain_vae import (
-    check_limits,
+from envs.offline import (
     describe,
     fresh_folder,
     load_weights,
     main,
-    mlp,
     newest,
     read_spec,
     save_checkpoint,
@@ -50,10 +48,15 @@ from pretrain_vae import (
     split_episodes,
     write_metrics,
 )
+from envs.recording import TRANSITIONS, collect_transitions, load_transitions, save_data
+from envs.rng import pack_generator, unpack_generator
+from envs.run import Positive, Range, Rate, Share, Whole, check_ranges
+from pretrain_vae import mlp
 
 HERE, LEFT_BOARD = 4, 5  # outcomes of a player: moved 0 UP, 1 DOWN, 2 LEFT, 3 RIGHT; stands still; is gone
 IMPOSSIBLE = -1e9  # logit of what the rules exclude
 MAX_REWARD_VALUES = 512
+WORLD_ROWS = 2048  # steps imagined at a time: they stay in the cache
 
 # obs (B, N, H, W, C), legal (B, N, A), t (B,) -> actions (B, N)
 Policy = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -62,13 +65,13 @@ Policy = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 @dataclass
 class Args:
     # run
-    seed: int = 1
+    seed: Whole = 1
     """one seed, split into generators for envs, players, noise, the split, the network and its batches"""
     out_dir: str = "vae_ckpts"
     """the checkpoint goes to <out-dir>/world_model__<unix time>/"""
     data: str = ""
     """an .npz of an earlier run to train on; empty: play anew and save it under <out-dir>/data/"""
-    torch_threads: int = 1
+    torch_threads: Positive = 1
     """threads of torch; more is slower whenever anything else runs"""
 
     # env
@@ -79,11 +82,11 @@ class Args:
     shares of the transitions; empty: `random`, `mix`, and each seeker of the game in all seats"""
     policy: str = ""
     """a run folder or checkpoint whose policy plays all seats and gets a share like a line-up's; empty: none"""
-    noise: float = 0.1
+    noise: Share = 0.1
     """how often a player does a random legal action instead of its own"""
-    num_transitions: int = 50_000
+    num_transitions: Annotated[int, Range(100, 10**9), tyro.conf.arg(metavar="100..1e9")] = 50_000
     """steps of the game to collect (each shows what happened to all players)"""
-    val_share: float = 0.1
+    val_share: Annotated[float, Range(0.01, 0.9), tyro.conf.arg(metavar="0.01..0.9")] = 0.1
     """share of the episodes held out"""
 
     # algorithm
@@ -91,13 +94,13 @@ class Args:
     """the older model: each plane predicted by itself with squared error (may predict the impossible)"""
     channel_weights: tuple[float, ...] = ()
     """weight of each plane in the loss, own plane first (a known variant: 2 2 2 2 1 1 1); empty: all 1"""
-    hidden: int = 128
+    hidden_size: Annotated[int, Range(1, 8192), tyro.conf.arg(metavar="1..8192")] = 128
     """width of all layers"""
-    epochs: int = 8
+    epochs: Positive = 8
     """passes over the training transitions"""
-    batch_size: int = 256
+    batch_size: Positive = 256
     """transitions per update"""
-    learning_rate: float = 2e-3
+    learning_rate: Rate = 2e-3
     """of Adam, annealed to 0 along a cosine"""
 
 
@@ -247,7 +250,7 @@ class WorldModel(nn.Module):
         next_cells, next_board = self.most_likely(cells, board, out)
         reward = self.reward_values[out.reward.argmax(2)].masked_fill(cells == GONE, 0.0)
         end = (out.end > 0) | is_empty(next_cells, next_board)
-        return to_states(states, next_cells, next_board), reward.numpy(), end.numpy()
+        return to_states(states, next_cells, next_board, self.game.config.horizon), reward.numpy(), end.numpy()
 
 
 class PlanesModel(nn.Module):
@@ -312,7 +315,8 @@ class PlanesModel(nn.Module):
         contents = out["next_planes"][each, viewer, ..., num_players:].flatten(1, 2)  # (B, H*W, 1 + K)
         next_board = torch.where(contents.amax(2) > 0, contents.argmax(2) + BLOCK, 0)
         next_cells[cells == GONE] = GONE
-        return to_states(states, next_cells, next_board), reward.numpy(), (out["end"][each, viewer] > 0.5).numpy()
+        after = to_states(states, next_cells, next_board, self.game.config.horizon)
+        return after, reward.numpy(), (out["end"][each, viewer] > 0.5).numpy()
 
 
 # states, planes, and rollouts on imagined boards
@@ -324,9 +328,9 @@ def from_states(states: np.ndarray, game: GridGame) -> tuple[Tensor, Tensor, Ten
     return rows[:, PLAYERS : PLAYERS + game.num_players], rows[:, PLAYERS + game.num_players :], rows[:, T]
 
 
-def to_states(states: np.ndarray, next_cells: Tensor, next_board: Tensor) -> np.ndarray:
+def to_states(states: np.ndarray, next_cells: Tensor, next_board: Tensor, horizon: int) -> np.ndarray:
     out = np.array(states, np.int16)
-    out[:, T] += 1
+    out[:, T] = np.minimum(out[:, T] + 1, horizon)  # a model may forget the time limit
     out[:, PLAYERS : PLAYERS + next_cells.shape[1]] = next_cells.numpy()
     out[:, PLAYERS + next_cells.shape[1] :] = next_board.numpy()
     return out
@@ -390,9 +394,9 @@ def rollout(model: WorldModel | PlanesModel, states: np.ndarray, policies: Polic
     over = game.over(states)
     history = []
     for step in range(steps):
-        legal, alive = game.legal(states), game.alive(states) & ~over[:, None]
+        legal, alive = game.legal(states, trusted=True), game.alive(states) & ~over[:, None]
         t = states[:, T].astype(np.int32)
-        actions = policies(game.observe(states), legal, t) if callable(policies) else policies[step]
+        actions = policies(game.observe(states, trusted=True), legal, t) if callable(policies) else policies[step]
         actions = np.asarray(actions, np.int64)
         actions = np.where(np.take_along_axis(legal, actions[:, :, None], 2)[:, :, 0] & alive, actions, STAY)
         after, reward, end = states.copy(), np.zeros(alive.shape, np.float32), np.zeros(len(states), bool)
@@ -562,6 +566,125 @@ def find_checkpoint(out_dir: str | Path, spec: EnvSpec | None = None, planes: bo
     return newest(folders, lambda f: planes in (None, read_spec(f, "world_model", spec)["sizes"]["planes"]))
 
 
+# the world as HOP+ without trees uses it
+
+
+class Ahead(NamedTuple):
+    """What a world says of one step of each row."""
+
+    states: np.ndarray  # (B, L) int16
+    reward: np.ndarray  # (B, N)
+    ended: np.ndarray  # (B, N) bool: of players that took part: left, or the episode is over
+    over: np.ndarray  # (B,) bool
+
+
+class World:
+    """A learned world model, or (model None) the rules themselves, behind one function."""
+
+    def __init__(self, game: GridGame, model: WorldModel | PlanesModel | None):
+        self.game, self.model = game, model
+
+    def step(self, states: np.ndarray, actions: np.ndarray) -> Ahead:
+        """States (B, L) of running episodes, legal actions (B, N) -> what follows."""
+        game, alive = self.game, self.game.alive(states)
+        if self.model is None:
+            out = game.simulate(states, actions, trusted=True)
+            ended = out.terminated | out.truncated
+            return Ahead(out.states, out.reward, ended, (ended | ~game.alive(out.states)).all(1))
+        chunks = [slice(first, first + WORLD_ROWS) for first in range(0, max(1, len(states)), WORLD_ROWS)]
+        parts = [self.model.imagine(states[rows], actions[rows]) for rows in chunks]
+        after, reward, over = (np.concatenate(column) for column in zip(*parts, strict=True))
+        over |= ~game.alive(after).any(1)
+        if game.config.prosocial:  # the model pays selfish rewards
+            reward = np.where(alive, reward.mean(1, keepdims=True), 0.0).astype(np.float32)
+        return Ahead(after, reward, alive & (over[:, None] | ~game.alive(after)), over)
+
+
+class ImaginedGames:
+    """Real games and, in the rows after them, games that go on in a world model alone; looks like one env.
+
+    An imagined game starts from a board of real play and lasts until it is over, or cut after `horizon` steps.
+    """
+
+    def __init__(self, env: Any, world: World | None, num_imagined: int, horizon: int, seed: int):
+        self.env, self.world, self.game, self.spec, self.horizon = env, world, env.game, env.spec, horizon
+        self.num_real, self.num_envs = env.num_envs, env.num_envs + num_imagined
+        self.rng = np.random.default_rng(seed)
+        self.boards = env.states.copy()  # (P, L) to start from
+        self.imagined = self.boards[self.rng.integers(len(self.boards), size=num_imagined)]  # (B - num_real, L)
+        self.age = np.zeros(num_imagined, np.int64)
+        self.look()
+
+    def look(self) -> None:
+        self.states = np.concatenate([self.env.states, self.imagined])
+        self.legal, self.alive = self.game.legal(self.states, trusted=True), self.game.alive(self.states)
+        self.t = self.states[:, T].astype(np.int64)
+
+    def step(self, actions: np.ndarray) -> dict[str, Any]:
+        """actions (B, N) -> reward, ended, taken (B, N), done, cut (B,); `after` (B - num_real, L) before any restart;
+        `info` of the real games."""
+        _, reward, terminated, truncated, info = self.env.step(actions[: self.num_real])
+        found = {"reward": reward, "ended": terminated | truncated, "taken": info["taken"], "done": info["done"]}
+        found["cut"], after = np.zeros(self.num_real, bool), self.imagined
+        if len(self.imagined):
+            ahead = self.world.step(self.imagined, actions[self.num_real :])
+            self.age += 1
+            after = ahead.states
+            late = after[:, T] >= self.game.config.horizon  # a model may forget the time limit
+            cut = ~ahead.over & ((self.age >= self.horizon) | late)
+            more = {"reward": ahead.reward, "ended": ahead.ended, "done": ahead.over | cut, "cut": cut}
+            more["taken"] = np.zeros(ahead.ended.shape, np.int8)  # the model does not say
+            found = {name: np.concatenate([x, more[name]]) for name, x in found.items()}
+            restart = self.boards[self.rng.integers(len(self.boards), size=len(after))]
+            self.imagined = np.where(more["done"][:, None], restart, after)
+            self.age[more["done"]] = 0
+        self.look()
+        return found | {"after": after, "info": info}
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        own = {"imagined": self.imagined, "age": self.age, "rng": pack_generator(self.rng)}
+        return {f"env.{name}": array for name, array in self.env.get_state().items()} | own
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        self.env.set_state({k.removeprefix("env."): x for k, x in saved.items() if k.startswith("env.")})
+        self.imagined, self.age[:] = saved["imagined"], saved["age"]
+        unpack_generator(self.rng, saved["rng"])
+        self.look()
+
+
+def score_fresh(model: WorldModel | PlanesModel, data: dict[str, np.ndarray]) -> dict[str, float]:
+    """The world model on transitions it has not learned from yet."""
+    game, states = model.game, data["states"]
+    after, reward, end = model.imagine(states, data["actions"])
+    alive, paid = game.alive(states), (data["reward"] != game.config.time_reward).any(1)
+    exact = (after[:, PLAYERS:] == data["next_states"][:, PLAYERS:]).all(1)
+    order = np.flatnonzero(alive[:, 0])  # as seen by player 1
+    planes = [to_planes(*from_states(x[order], game)[:2], game) for x in (states, after)]
+    result = {"exact": exact.mean(), "reward_mse": ((reward - data["reward"])[alive] ** 2).mean()}
+    result |= {"end_accuracy": (end == data["end"]).mean()}
+    result |= {"impossible": impossible(*planes, game).float().mean().item()}
+    if paid.any():
+        result["exact_rewarded"] = exact[paid].mean()
+    return {f"wm/{name}": float(x) for name, x in result.items()}
+
+
+def prepare(folder: str, env_id: str, seed: int) -> tuple[Path, WorldModel | PlanesModel]:
+    """The checkpoint asked for, the newest structured one that fits, or one made now: its folder and model."""
+    spec = envs.spec(env_id)
+    found = folder or find_checkpoint("vae_ckpts", spec, planes=False)
+    if not found:
+        print(f"no world model for {env_id} in vae_ckpts/: making one with train_world_model.py", flush=True)
+        found = train(Args(env_id=env_id, seed=seed))
+    return Path(found), load_checkpoint(found, spec)[0]
+
+
+def rehearsal(game: GridGame, num: int, seed: int) -> dict[str, np.ndarray]:
+    """Steps of rule-based play, so that the world model does not forget what the learners no longer do."""
+    plain = envs.game(game.env_id)
+    data = collect_transitions(plain, list(default_lineups(plain)), 0.1, num, np.random.SeedSequence(seed), quiet=True)
+    return {name: data[name] for name in ("states", "actions", "next_states", "reward", "end")}
+
+
 # training
 
 
@@ -569,15 +692,9 @@ def default_lineups(game: GridGame) -> tuple[str, ...]:
     return ("random", "mix", *game.seekers)
 
 
-LIMITS = {
-    "seed": (0, 2**32), "num_transitions": (100, 10**9), "hidden": (1, 8192), "epochs": (1, 10**6), "noise": (0.0, 1.0),
-    "batch_size": (1, 10**9), "torch_threads": (1, 1024), "val_share": (0.01, 0.9), "learning_rate": (1e-9, 1.0),
-}  # fmt: skip
-
-
 def train(args: Args) -> Path:
     """The whole experiment; returns the folder of the checkpoint."""
-    check_limits(args, LIMITS)
+    check_ranges(args)
     torch.set_num_threads(args.torch_threads)
     start = time.perf_counter(), time.process_time()
 
@@ -613,7 +730,7 @@ def train(args: Args) -> Path:
     print(f"[DATA] train {num}, held out {in_val.sum()} transitions of other episodes; {len(values)} reward values")
 
     # network
-    sizes = {"planes": args.planes, "hidden": args.hidden, "reward_values": [round(float(v), 4) for v in values]}
+    sizes = {"planes": args.planes, "hidden": args.hidden_size, "reward_values": [round(float(v), 4) for v in values]}
     model = make_model(sizes, game)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * -(-num // args.batch_size))
@@ -659,4 +776,4 @@ def train(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(train, Args)
+    sys.exit(main(Args, train))

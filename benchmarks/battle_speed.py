@@ -36,7 +36,7 @@ SMAX = {"3m": 71_000, "8m": 18_000, "2s3z": 27_000, "3s5z": 23_000}
 
 @dataclass
 class Args:
-    maps: tuple[str, ...] = ("3m", "8m", "2s3z", "3s5z", "MMM2", "corridor")
+    maps: tuple[str, ...] = ("3m", "8m", "2s3z", "3s5z", "MMM2", "corridor", "2c_vs_64zg", "2s_vs_1sc", "bane_vs_bane")
     """maps to measure"""
     num_envs: int = 256
     """battles stepped together"""

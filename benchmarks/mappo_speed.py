@@ -15,64 +15,48 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mappo_hyper as mh
+from envs.arguments import parse
 
 
-class Run:
-    """One algorithm on one map, without logging, checkpoints and evaluation."""
+class Measured:
+    """One algorithm on one map, without logging, checkpoints and evaluation; books time as a run does."""
 
     def __init__(self, argv: list[str]):
-        self.args = tyro.cli(mh.Args, args=argv)
-        self.game = mh.Game(mh.make_env(self.args, self.args.num_envs, 1))
+        self.args = parse(mh.Args, None, argv)
+        self.game = mh.TeamGame(mh.make_env(self.args.env_id, self.args.num_envs, 1))
         self.agent = mh.Agent(self.args, self.game, torch.Generator().manual_seed(0))
         self.team = mh.Team(self.agent, self.game, torch.Generator().manual_seed(0))
-        parts = [part for part in (self.agent.actor, self.agent.critic, self.agent.hyper) if part is not None]
-        groups = [{"params": list(part.parameters())} for part in parts]
-        self.optimizer = torch.optim.Adam(groups, lr=1e-4, eps=1e-5, foreach=True)
-        self.generator = torch.Generator().manual_seed(0)
+        self.optimizer, self.generator = mh.make_optimizer(self.args, self.agent), torch.Generator().manual_seed(0)
+        self.batch, self.outcome, self.starts = {}, {}, {}
+
+    def clock(self, part: str) -> None:
+        now = time.process_time()
+        self.spent[part] += now - self.clock_at
+        self.clock_at = now
+
+    def count(self, info: dict[str, np.ndarray]) -> None:
+        """Episodes are of no interest here."""
 
     def iteration(self) -> dict[str, float]:
         """Seconds of processor time of each part of one iteration."""
-        args, agent, team, env = self.args, self.agent, self.team, self.game.env
-        spent, clock = dict.fromkeys(("env", "policy", "update"), 0.0), time.process_time()
-
-        def spend(part: str) -> None:
-            nonlocal clock
-            now = time.process_time()
-            spent[part] += now - clock
-            clock = now
-
-        steps, starts, before = [], [], team.states
-        for step in range(args.num_steps):
-            if step % args.chunk_length == 0:
-                starts.append(team.states)
-            seen, policy, actions = team.decide()
-            with torch.no_grad():
-                values, memory = agent.critic(seen, team.states.get("critic"))
-            if memory is not None:
-                team.states["critic"] = memory
-            seen |= {"policy": policy, "actions": actions, "values": values}
-            steps.append(seen | {"log_probs": mh.log_prob_of(policy, actions, self.game.continuous)})
-            spend("policy")
-            orders = self.game.orders(actions[0])
-            info = env.step(orders)[-1]
-            team.watch(env, orders, info)
-            spend("env")
-        batch = {name: torch.cat([step[name] for step in steps]) for name in steps[0]}
-        batch["advantages"] = torch.randn(batch["values"].shape)
-        batch["returns"] = batch["values"] + batch["advantages"]
-        batch["counted"] = torch.ones_like(batch["values"], dtype=torch.bool) if self.game.team else batch["alive"]
+        args, agent, before = self.args, self.agent, dict(self.team.memory)
+        self.spent, self.clock_at = dict.fromkeys(("env", "policy", "update"), 0.0), time.process_time()
+        mh.rollout(args, self.team, self.batch, self.outcome, self.starts, self)
+        values, batch = self.outcome["values"], dict(self.batch)
+        batch["advantages"] = torch.randn(values.shape, generator=self.generator)
+        batch["returns"] = values + batch["advantages"]
+        batch["value_mask"] = torch.ones_like(self.outcome["truncated"]) if self.game.shared_reward else batch["alive"]
         if agent.hyper is not None:
             with torch.no_grad():
                 batch["reference"] = agent.policy(batch, before)[0]
         chunks = {name: mh.chunks_of(x, args.chunk_length) for name, x in batch.items()}
-        states = {name: torch.cat([start[name] for start in starts]) for name in starts[0]}
-        mh.update(args, agent, self.optimizer, chunks, states, 0.01, 0.0, self.generator)
-        spend("update")
-        return spent
+        starts = {name: x.flatten(0, 1) for name, x in self.starts.items()}
+        mh.update(args, agent, self.optimizer, chunks, starts, 0.01, self.generator)
+        self.clock("update")
+        return self.spent
 
 
 def main() -> None:
@@ -87,8 +71,8 @@ def main() -> None:
     print("| map | algorithm | steps/s | env | policy | update | cost per step |\n|---|---|---|---|---|---|---|")
     for name in options.maps:
         env_id = name if name.startswith(("smac", "msh", "msd", "mpe")) else f"smac-{name}"
-        runs = {"MAPPO": Run(["--env-id", env_id, "--no-hyper", *options.flags])}
-        runs["hyper-MAPPO"] = Run(["--env-id", env_id, *options.flags])
+        runs = {"MAPPO": Measured(["--env-id", env_id, "--no-hyper", *options.flags])}
+        runs["hyper-MAPPO"] = Measured(["--env-id", env_id, *options.flags])
         spent = {label: [] for label in runs}
         for _ in range(options.repeats + 1):
             for label, run in runs.items():
@@ -99,15 +83,8 @@ def main() -> None:
             total = sum(parts.values())
             base = base or total
             shares = {part: seconds / total for part, seconds in parts.items()}
-            rows.append(
-                {
-                    "env_id": env_id,
-                    "algorithm": label,
-                    "sps": run.args.batch_size / total,
-                    **shares,
-                    "cost": total / base,
-                }
-            )
+            row = {"env_id": env_id, "algorithm": label, "sps": run.args.batch_size / total}
+            rows.append(row | shares | {"cost": total / base})
             text = " | ".join(f"{100 * share:.0f} %" for share in shares.values())
             print(f"| {name} | {label} | {rows[-1]['sps']:.0f} | {text} | {total / base:.2f} |", flush=True)
     if options.json:

@@ -29,20 +29,22 @@ from time import perf_counter, process_time  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import tyro  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import envs  # noqa: E402
 import hopplus_mcts as hop  # noqa: E402
+import pretrain_vae  # noqa: E402
 from envs.grid import GONE, PLAYERS, STAY, T  # noqa: E402
 from envs.players import RulePlayers  # noqa: E402
-from envs.rng import make_streams  # noqa: E402
 from envs.roles import find_checkpoint, read_spec  # noqa: E402
 
-AIM = {"msh-4h1s-4x4": 130_000, "msh-4h1s-8x8": 80_000}
-PARTS = ("select", "game step", "expand", "back up")
+AIM = {"msh-4h1s-4x4": 330_000, "msh-4h1s-8x8": 230_000}
+PARTS = ("networks", "select", "grow", "answer", "back up", "rest")
+# the same search with its networks written a second time, compiled, as it was before: simulations per CPU second over
+# those of the plain search in the same run (1024 trees; 16 trees: one game)
+TWINS = {("msh-4h1s-4x4", 64): 86, ("msh-4h1s-8x8", 64): 80, ("msh-4h1s-4x4", 1): 73}
 
 
 @dataclass
@@ -63,27 +65,25 @@ class Args:
     """make random networks prefer some actions clearly, as trained ones do; else as they are at the start of a run"""
 
 
-def make_setting(args: Args, env_id: str) -> tuple[hop.Mind, np.ndarray, np.ndarray, str]:
-    """A mind that has looked at games of all stages, and who is to decide: games and players."""
+def make_setting(args: Args, env_id: str) -> tuple[hop.Planner, np.ndarray, np.ndarray, str]:
+    """A planner that has looked at games of all stages, and who is to decide: games and players."""
     env = envs.make(env_id, num_envs=args.num_envs, seed=1)
-    game, weights, settings, vae_sizes = env.game, None, hop.Args(env_id=env_id, goal_mode="oracle"), None
-    learned = "random weights"
-    if args.run:
-        checkpoint = find_checkpoint(args.run)
-        spec = json.loads((checkpoint / "spec.json").read_text())
-        if spec["env_id"] == env_id:
-            spec = read_spec(checkpoint, env)
-            known = {field.name for field in hop.fields(hop.Args)}
-            settings = hop.Args(**{name: value for name, value in spec["args"].items() if name in known})
-            weights, vae_sizes = load_file(checkpoint / "weights.safetensors"), spec["vae_sizes"]
-            learned = str(args.run)
-    num_nets = 1 if settings.shared_policy or weights is None else len(spec["learners"])
-    nets = hop.make_nets(settings, game, num_nets, vae_sizes, torch.Generator().manual_seed(1)).requires_grad_(False)
-    if weights is not None:
-        nets.load_state_dict(weights)
-    elif args.sure:
-        nets["agent"].policy_head *= 100.0
-        nets["moa"].head *= 20.0
+    game, learned = env.game, "random weights"
+    checkpoint = find_checkpoint(args.run) if args.run else None
+    if checkpoint and json.loads((checkpoint / "spec.json").read_text())["env_id"] == env_id:
+        spec = read_spec(checkpoint, env)
+        planner = hop.load_policy(checkpoint, spec, env, 0, None, 1, False).planner
+        learned = str(args.run)
+    else:
+        torch.manual_seed(1)
+        settings = hop.Args(env_id=env_id, goal_mode="oracle")
+        offline = pretrain_vae.Args(env_id=env_id, goal_mode="oracle")
+        models = pretrain_vae.GoalModels(pretrain_vae.sizes_of(offline, env.spec, game, list(game.kinds)))
+        nets = hop.make_nets(settings, game, models, seed=1)
+        if args.sure:
+            nets["agent"].policy_head.weight.data *= 100.0
+            models.moa.head.weight.data *= 20.0
+        planner = hop.Planner(settings, game, nets, hop.Beliefs(settings, game, models, args.num_envs, 1))
     # row k after k % 12 steps of rule-based play, or fewer: while everybody is on the board
     players = RulePlayers(game, ["mix"] * game.num_players, args.num_envs, 1)
     states, actions = env.states.copy(), np.zeros((args.num_envs, game.num_players), np.int64)
@@ -92,34 +92,33 @@ def make_setting(args: Args, env_id: str) -> tuple[hop.Mind, np.ndarray, np.ndar
         states[rows] = env.states[rows]
         env.step(players.act(env.obs, env.legal, env.t, actions))
     env.set_states(states)
-    mind = hop.Mind(settings, game, nets, args.num_envs, list(range(game.num_players)), 1)
-    mind.look(env)
+    planner.beliefs.look(env)
     rows, focal = np.nonzero(env.alive)
-    return mind, rows, focal, learned
+    return planner, rows, focal, learned
 
 
-def roots_of(mind: hop.Mind, rows: np.ndarray, focal: np.ndarray) -> hop.Roots:
+def roots_of(planner: hop.Planner, rows: np.ndarray, focal: np.ndarray) -> hop.Roots:
     """The roots that `plan` would search, caught on the way."""
     caught = []
 
     class Caught(Exception):
         pass
 
-    def catch(roots: hop.Roots, simulations: int):
+    def catch(roots: hop.Roots):
         caught.append(roots)
         raise Caught
 
-    run, mind.search.run = mind.search.run, catch
+    search, planner.search = planner.search, catch
     try:
-        mind.plan(mind.states, rows, focal, 4.0)
+        planner.plan(planner.beliefs.states, rows, focal)
     except Caught:
         pass
-    mind.search.run = run
+    planner.search = search
     return caught[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# the compiled search, whole and in parts
+# the search itself, whole and in parts
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -137,47 +136,31 @@ def rates(count: int, once, seconds: float, repeats: int) -> tuple[float, float]
     return best_cpu, best_wall
 
 
-def shares(mind: hop.Mind, roots: hop.Roots, repeats: int) -> dict[str, float]:
-    """Share of the CPU time of each part. `expand` is timed inside `grow` as what is left of it without backing up."""
-    game, args, search = mind.game, mind.args, mind.search
-    grid, perfect, spent = game.grid, args.opponents == "perfect", dict.fromkeys(PARTS, 0.0)
-    block = hop.BLOCK_OF_TREES
-    part = hop.Roots(*(np.ascontiguousarray(array[:block]) for array in roots))
-    count, simulations = len(part.state), args.simulations
-    trees, out = hop.Trees(*(x[:count] for x in search.trees)), type(search.out)(*(x[:count] for x in search.out))
-    leaf, joint = np.zeros((count, 3), np.int64), np.zeros((count, game.num_players), np.int64)
-    before = np.zeros((count, game.state_size), np.int16)
-    gumbel = np.zeros((count, game.num_actions))
-    back_up_all(trees, 0, simulations, args.gamma)  # compile
-    for _ in range(max(20, 8 * repeats)):
-        clock = process_time()
-        hop.plant(grid, search.weights, trees, part, perfect, search.work)
-        spent["expand"] += process_time() - clock
-        for simulation in range(simulations):
-            times = [process_time()]
-            hop.select(grid, trees, part, args.c_puct, args.outcomes, gumbel, search.halving, simulation, leaf, before,
-                       joint)  # fmt: skip
-            times.append(process_time())
-            game.step_rows(grid, game.rules, before, joint, *out)
-            times.append(process_time())
-            hop.grow(grid, search.weights, trees, part, perfect, args.gamma, leaf, simulation + 1, out, search.work)
-            times.append(process_time())
-            for name, seconds in zip(PARTS, np.diff(times), strict=False):
-                spent[name] += seconds
-        # backing up once more, all nodes of the trees at once, tells its share of `grow`
-        clock = process_time()
-        back_up_all(trees, count, simulations, args.gamma)
-        spent["back up"] += process_time() - clock
-    spent["expand"] -= spent["back up"]
-    total = sum(spent.values())
+def shares(once) -> dict[str, float]:
+    """Share of the CPU time of each part of the search, by timing every call of it in one go of `once`."""
+    spent = dict.fromkeys(PARTS, 0.0)
+
+    def timed(name: str, work):
+        def call(*arguments):
+            clock = process_time()
+            result = work(*arguments)
+            spent[name] += process_time() - clock
+            return result
+
+        return call
+
+    places = {"networks": (hop.Planner, "ask"), "select": (hop, "select"), "grow": (hop.forest, "grow")}
+    places |= {"answer": (hop.forest, "answer"), "back up": (hop, "back_up")}
+    before = {name: getattr(*place) for name, place in places.items()}
+    for name, (where, attribute) in places.items():
+        setattr(where, attribute, timed(name, before[name]))
+    clock = process_time()
+    once()
+    total = process_time() - clock
+    for name, (where, attribute) in places.items():
+        setattr(where, attribute, before[name])
+    spent["rest"] = total - sum(spent.values())
     return {name: seconds / total for name, seconds in spent.items()}
-
-
-@hop.njit(nogil=True)
-def back_up_all(trees, count, simulations, gamma):
-    for m in range(count):
-        for node in range(1, simulations + 1):
-            hop.back_up(trees, m, node, gamma)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -203,8 +186,8 @@ class Node:
 class PlainSearch:
     """One tree after the other, one node after the other; all players of a node in one torch batch per network."""
 
-    def __init__(self, mind: hop.Mind, seed: int = 1):
-        self.game, self.nets, self.args, self.things = mind.game, mind.nets, mind.args, mind.things
+    def __init__(self, planner: hop.Planner, seed: int = 1):
+        self.game, self.nets, self.args, self.things = planner.game, planner.nets, planner.args, planner.things
         self.rng = np.random.default_rng(seed)
 
     def expand(self, node: Node, root: dict) -> None:
@@ -217,24 +200,21 @@ class PlainSearch:
         goals = []
         for k in range(len(others)):
             cell, code = root["cell"][k], root["code"][k]
-            known = code < hop.HIDDEN or (board[cell] == code if cell >= 0 else (board == code).any())
-            goals.append(root["goals"][k] if known else root["hidden"])
-        goals = torch.from_numpy(np.stack(goals))
+            known = code < hop.UNKNOWN or (board[cell] == code if cell >= 0 else (board == code).any())
+            goals.append(root["goals"][k] if known else root["unknown"])
+        goals = torch.stack(goals)
         may = torch.from_numpy(legal)
-        net = root["net"]
-        log_probs, value = self.nets["agent"](*(x.expand(self.nets["agent"].num_nets, *x.shape[1:]) for x in (
-            ids[None, [focal]], t[None, [focal]], may[None, [focal]], goals.reshape(1, 1, -1))))  # fmt: skip
-        prior = log_probs[net, 0].exp().numpy()
+        log_probs, value = self.nets["agent"](ids[[focal]], t[[focal]], may[[focal]], goals[None])
+        prior = log_probs[0].exp().numpy()
         node.prior = {int(a): float(prior[a]) for a in np.flatnonzero(legal[focal])}
-        node.value = float(value[net, 0])
+        node.value = float(value[0])
         node.visits, node.total = dict.fromkeys(node.prior, 0), dict.fromkeys(node.prior, 0.0)
         here = [k for k, player in enumerate(others) if state[0, PLAYERS + player] != GONE]
         if here:
             rows = [others[k] for k in here]
-            probs = self.nets["moa"](ids[rows], t[rows], may[rows], goals[here]).exp().numpy()
-            for k, player, row in zip(here, rows, probs, strict=True):
-                aimless = root["code"][k] == hop.AIMLESS
-                node.others[player] = np.cumsum(legal[player] / legal[player].sum() if aimless else row)
+            probs = self.nets["models"].moa(ids[rows], t[rows], may[rows], goals[here]).exp().numpy()
+            for player, row in zip(rows, probs, strict=True):
+                node.others[player] = np.cumsum(row)
 
     @torch.no_grad()
     def search(self, root_info: dict, simulations: int) -> Node:
@@ -281,77 +261,80 @@ class PlainSearch:
         return root
 
 
-def plain_roots(mind: hop.Mind, roots: hop.Roots, num: int) -> list[dict]:
-    """Some of the roots, spread over all, with goals as vectors."""
-    picked, found = np.linspace(0, len(roots.state) - 1, num).astype(int), []
-    rng = np.random.default_rng(0)
-    for m in picked:
-        goals = rng.normal(size=(mind.game.num_players - 1, mind.goal_size)).astype(np.float32)
-        found.append({"state": roots.state[m], "focal": int(roots.focal[m]), "net": int(roots.net[m]),
-                      "cell": roots.cell[m], "code": roots.code[m], "goals": goals,
-                      "hidden": mind.hidden_goal})  # fmt: skip
+def plain_roots(planner: hop.Planner, roots: hop.Roots, num: int) -> list[dict]:
+    """Some of the roots, spread over all."""
+    found = []
+    for m in np.linspace(0, len(roots.state) - 1, num).astype(int):
+        found.append({"state": roots.state[m], "focal": int(roots.focal[m]), "cell": roots.cell[m],
+                      "code": roots.code[m], "goals": torch.from_numpy(roots.goal[m]),
+                      "unknown": planner.unknown_goal})  # fmt: skip
     return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def rows_per_simulation(mind: hop.Mind, count: int) -> float:
-    """Network rows per simulation in the last block of trees (`count` of them): for each new node that is no end, one
-    for every player on the board (the own policy and value, and the opponent model of each other)."""
-    trees, rows = mind.search.trees, 0
-    for m in range(count):
-        nodes = np.array([node for node in trees.child[m, : mind.args.simulations + 1].ravel() if node > 0])
-        nodes = np.unique(nodes[~trees.ended[m, nodes]])
-        rows += (trees.state[m, nodes, PLAYERS : PLAYERS + mind.game.num_players] != GONE).sum()
-    return float(rows / count / mind.args.simulations)
+def rows_per_simulation(planner: hop.Planner, once, count: int) -> float:
+    """Network rows per simulation: for each new node that is no end, one for every player on the board."""
+    rows, ask = 0, planner.ask
+
+    def counted(num_own: int, num_other: int):
+        nonlocal rows
+        rows += num_own + num_other
+        return ask(num_own, num_other)
+
+    planner.ask = counted
+    once()
+    del planner.ask
+    return rows / count
 
 
 def measure(args: Args, env_id: str) -> dict:
-    mind, rows, focal, learned = make_setting(args, env_id)
-    roots = roots_of(mind, rows, focal)
-    simulations, settings = mind.args.simulations, mind.args
+    planner, rows, focal, learned = make_setting(args, env_id)
+    roots = roots_of(planner, rows, focal)
+    simulations, settings = planner.args.simulations, planner.args
     count = len(roots.state) * simulations
 
-    def compiled() -> None:
-        mind.search.run(roots._replace(stream=make_streams(1, len(roots.state))), simulations)
+    def batched() -> None:
+        planner.search(roots)
 
-    plain, some = PlainSearch(mind), plain_roots(mind, roots, 4)
+    plain, some = PlainSearch(planner), plain_roots(planner, roots, 4)
 
     def plainly() -> None:
         for root in some:
             plain.search(root, simulations)
 
     def planned() -> None:
-        mind.plan(mind.states, rows, focal, 4.0)
+        planner.plan(planner.beliefs.states, rows, focal)
 
-    cpu, wall = rates(count, compiled, args.seconds, args.repeats)
+    cpu, wall = rates(count, batched, args.seconds, args.repeats)
     plan_cpu, plan_wall = rates(count, planned, args.seconds, 2)
     plain_cpu, plain_wall = rates(len(some) * simulations, plainly, args.seconds, 2)
-    depth = mind.search.run(roots._replace(stream=make_streams(1, len(roots.state))), simulations).depth.mean()
-    network_rows = rows_per_simulation(mind, (len(roots.state) - 1) % hop.BLOCK_OF_TREES + 1)
+    network_rows = rows_per_simulation(planner, batched, count)
     return {
-        "env_id": env_id, "networks": learned, "hidden": settings.hidden, "trees": len(roots.state),
+        "env_id": env_id, "networks": learned, "hidden": settings.hidden_size, "trees": len(roots.state),
         "trees_per_decision": settings.trees, "simulations": simulations, "rows_per_simulation": network_rows,
-        "network_rows_per_cpu_second": network_rows * cpu,
-        "depth": float(depth), "simulations_per_cpu_second": cpu, "simulations_per_wall_second": wall,
+        "network_rows_per_cpu_second": network_rows * cpu, "depth": float(planner.search(roots)[-1].mean()),
+        "simulations_per_cpu_second": cpu, "simulations_per_wall_second": wall,
         "whole_plan_per_cpu_second": plan_cpu, "whole_plan_per_wall_second": plan_wall,
         "plain_per_cpu_second": plain_cpu, "plain_per_wall_second": plain_wall, "times_plain": cpu / plain_cpu,
-        "shares": shares(mind, roots, args.repeats),
+        "twins_times_plain": TWINS.get((env_id, args.num_envs)), "shares": shares(batched),
     }  # fmt: skip
 
 
 def table(rows: list[dict]) -> str:
     """Markdown: a row per game."""
     head = ["game", "trees x simulations", "sims/s (CPU)", "aim", "sims/s (wall)", "network rows per simulation"]
-    head += ["network rows/s (CPU)", "plain Python (CPU)", "times plain", "whole `plan` (CPU)", *PARTS]
+    head += ["network rows/s (CPU)", "plain Python (CPU)", "times plain", "compiled twins, times plain"]
+    head += ["whole `plan` (CPU)", *PARTS]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [row["env_id"], f"{row['trees']} x {row['simulations']}", f"{row['simulations_per_cpu_second']:,.0f}"]
         cells += [f"{AIM[row['env_id']]:,}" if row["env_id"] in AIM else "-"]
         cells += [f"{row['simulations_per_wall_second']:,.0f}", f"{row['rows_per_simulation']:.1f}"]
         cells += [f"{row['network_rows_per_cpu_second']:,.0f}", f"{row['plain_per_cpu_second']:,.0f}"]
-        cells += [f"{row['times_plain']:,.0f}", f"{row['whole_plan_per_cpu_second']:,.0f}"]
+        cells += [f"{row['times_plain']:,.0f}", str(row["twins_times_plain"] or "-")]
+        cells += [f"{row['whole_plan_per_cpu_second']:,.0f}"]
         cells += [f"{row['shares'][part]:.0%}" for part in PARTS]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

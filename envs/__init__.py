@@ -3,15 +3,20 @@
     env = envs.make("msh-4h1s-4x4", num_envs=256, seed=1)     # many copies stepped together
     game = envs.parallel_env("msh-4h1s-8x8")                  # one PettingZoo ParallelEnv
     rules = envs.game("msd-4x4")                              # pure functions on states, for planners
+    vector = envs.make_vec("msd-4x4", num_envs=16, seed=1)    # a gymnasium VectorEnv
+    battle = envs.smac_env("3m")                              # SMAC's own interface
 
 Overrides are fields of the game's config, e.g. envs.make("msh-4h1s-8x8", start_window=4, start_window_prob=0.7).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,7 @@ import numba
 
 from envs.errors import ConfigError
 
-__all__ = ["ConfigError", "game", "ids", "make", "parallel_env", "spec"]
+__all__ = ["ConfigError", "game", "ids", "make", "make_vec", "parallel_env", "smac_env", "spec"]
 
 
 def _fresh_compiled_code() -> None:
@@ -34,10 +39,18 @@ def _fresh_compiled_code() -> None:
         if b"njit" in content and source != Path(__file__):
             text.update(content)
     cache = here / "__pycache__" / f"numba-{text.hexdigest()[:12]}"
-    numba.config.CACHE_DIR = str(cache)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError:  # a read-only installation: compile for this process alone
+        cache = Path(tempfile.mkdtemp(prefix="hopplus-numba-"))
+        atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    setattr(numba.config, "CACHE_DIR", str(cache))  # noqa: B010  (numba makes its settings at run time)
     for old in cache.parent.glob("numba-*"):
-        if old != cache and time.time() - old.stat().st_mtime > 86_400:  # nothing that runs now still reads it
-            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may be doing the same
+            if old != cache and time.time() - old.stat().st_mtime > 86_400:  # nothing that runs now still reads it
+                shutil.rmtree(old, ignore_errors=True)
 
 
 _fresh_compiled_code()
@@ -71,15 +84,35 @@ def make(env_id: str, num_envs: int = 1, seed: int = 0, threads: int = 1, **over
     return GridEnv(game(env_id, **overrides), num_envs, seed, threads)
 
 
-def parallel_env(env_id: str, render_mode: str | None = None, **overrides: Any):
-    """One game as a PettingZoo ParallelEnv."""
+def parallel_env(
+    env_id: str, render_mode: str | None = None, flat: bool = False, keep_agents: bool = False, **overrides: Any
+):
+    """One game as a PettingZoo ParallelEnv.
+
+    `flat` (plain vectors as observations, masks in the infos) and `keep_agents` (nobody leaves before the end) are for
+    libraries that need them: docs/ecosystem.md.
+    """
     if _is_battle(env_id):
         from envs import battles
 
-        return battles.parallel_env(env_id, render_mode=render_mode, **overrides)
+        return battles.parallel_env(env_id, render_mode, flat, keep_agents, **overrides)
     from envs.zoo import GridParallelEnv
 
-    return GridParallelEnv(game(env_id, **overrides), render_mode)
+    return GridParallelEnv(game(env_id, **overrides), render_mode, flat, keep_agents)
+
+
+def make_vec(env_id: str, num_envs: int = 1, seed: int = 0, **options: Any):
+    """A gymnasium VectorEnv; options are those of envs.vector.VectorEnv (per_player, copy, threads) and of the game."""
+    from envs.vector import VectorEnv
+
+    return VectorEnv(env_id, num_envs, seed, **options)
+
+
+def smac_env(map_name: str, seed: int | None = None, **options: Any):
+    """One battle with SMAC's own interface, for runners of the PyMARL family: `smac_env("3m")`."""
+    from envs import battles
+
+    return battles.smac_env(map_name, seed, **options)
 
 
 def spec(env_id: str, **overrides: Any) -> EnvSpec:

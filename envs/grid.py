@@ -13,17 +13,18 @@ acts on an item of kind k on the player's own cell. A game adds only its config,
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from envs.errors import ConfigError
+from envs.errors import ConfigError, check_count, short
 from envs.rng import below, make_streams, unit
 
 UP, DOWN, LEFT, RIGHT, STAY, FIRST_INTERACTION = range(6)
@@ -32,6 +33,9 @@ T, DEADLINE, PLAYERS = 0, 1, 2  # columns of a state row; the board starts at PL
 FREE, BLOCK, ITEM = 0, 1, 2  # codes of a board cell
 GONE = -1
 BOARD_DRAWS = 1000  # redraws of the blocks (or of the start window) before a setting is called impossible
+LARGEST = 10**9  # of any number in a config: more than any game needs, and far from overflowing float32 or int64
+MOST_THREADS = 1024
+MOST_BYTES = 8 * 2**30  # of observations in one batched env
 
 
 class Grid(NamedTuple):
@@ -222,6 +226,26 @@ def legal_rows(grid, states, legal):
 def over_rows(grid, states, over):
     for b in range(states.shape[0]):
         over[b] = is_over(grid, states[b])
+
+
+@njit(cache=True, nogil=True)
+def find_fault(states, num_players, num_codes, horizon):
+    """The first row of states (B, L) that no game can be in, -1 if there is none."""
+    for b in range(states.shape[0]):
+        state = states[b]
+        board = state[PLAYERS + num_players :]
+        fine = (state[T] >= 0) & (state[T] <= horizon) & (state[DEADLINE] >= 0) & (state[DEADLINE] <= horizon)
+        for cell in range(board.shape[0]):
+            fine &= (board[cell] >= FREE) & (board[cell] < num_codes)
+        for player in range(num_players):
+            cell = state[PLAYERS + player]
+            if cell < 0 or cell >= board.shape[0]:
+                fine &= cell == GONE
+            else:
+                fine &= board[cell] != BLOCK
+        if not fine:
+            return b
+    return -1
 
 
 @njit(cache=True, nogil=True)
@@ -454,6 +478,9 @@ class Transition(NamedTuple):
     illegal: np.ndarray  # (B,) int32: illegal actions, treated as STAY
 
 
+Chunk = tuple[slice, Transition, list[np.ndarray]]  # the rows of one thread, see GridEnv._share_out
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """What a script must know of an env before it makes networks or checks a checkpoint."""
@@ -531,7 +558,13 @@ class GridGame:
             wanted = getattr(fields[name].type, "__name__", fields[name].type)
             is_bool = isinstance(value, bool)
             if wanted in _TYPES and (not isinstance(value, _TYPES[wanted]) or is_bool != (wanted == "bool")):
-                raise ConfigError(f"setting '{name}' of {env_id} must be {wanted}, not {value!r}")
+                raise ConfigError(f"setting '{name}' of {env_id} must be {wanted}, not {short(value)}")
+            values = value if isinstance(value, (tuple, list)) else (value,)
+            numbers: list[Any] = [number for number in values if isinstance(number, Real)]
+            for number in numbers:
+                if LARGEST < abs(number) < math.inf:  # infinite ones: after the game's own checks
+                    most = f"from -{LARGEST:g} to {LARGEST:g}"
+                    raise ConfigError(f"setting '{name}' of {env_id} must be {most}, not {short(number)}")
         config = self.Config(**{**self.settings[env_id], **overrides})
         for name in _POSITIVE:
             if getattr(config, name) < 1:
@@ -544,8 +577,6 @@ class GridGame:
         config = self.config
         if config.max_block_comp < 0:
             raise ConfigError(f"max_block_comp must be at least 0, not {config.max_block_comp}")
-        if not np.isfinite(config.time_reward):
-            raise ConfigError(f"time_reward must be finite, not {config.time_reward}")
         if (self.item_counts < 0).any():
             counts = self.item_counts.tolist()
             raise ConfigError(f"the numbers of {'s, '.join(self.kinds)}s must be at least 0, not {counts}")
@@ -554,7 +585,15 @@ class GridGame:
             raise ConfigError(f"{self.env_id} needs at least one {' or '.join(self.kinds)} on the board")
         if num_items > num_cells:
             raise ConfigError(f"{num_items} {'s and '.join(self.kinds)}s do not fit on {num_cells} cells")
+        if config.max_block_comp > num_cells:
+            raise ConfigError(
+                f"max_block_comp of {config.max_block_comp} leaves no connected free cells on a"
+                f" {config.height}x{config.width} board; it must be at most {num_cells}, one block piece for each cell"
+            )
         self.check()
+        for name, value in dataclasses.asdict(config).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{name} must be finite, not {value}")
         self.check_window(config.start_window, config.start_window_prob)
         if config.max_block_comp:
             trial = np.zeros((1, self.state_size), np.int16)
@@ -600,42 +639,99 @@ class GridGame:
 
     def transition(self, num: int) -> Transition:
         """Output arrays for `simulate`."""
-        per_player = (num, self.num_players)
-        kinds = (np.float32, np.bool_, np.bool_, np.int8)
-        states = np.empty((num, self.state_size), np.int16)
-        return Transition(states, *(np.empty(per_player, kind) for kind in kinds), np.empty(num, np.int32))
+        shape = (num, self.num_players)
+        return Transition(
+            states=np.empty((num, self.state_size), np.int16),
+            reward=np.empty(shape, np.float32),
+            terminated=np.empty(shape, np.bool_),
+            truncated=np.empty(shape, np.bool_),
+            taken=np.empty(shape, np.int8),
+            illegal=np.empty(num, np.int32),
+        )
 
-    def _check_states(self, states: np.ndarray) -> None:
-        """Compiled code does not check bounds, so a wrong array must be stopped here."""
-        if states.dtype != np.int16:
-            raise ValueError(f"states must be int16, not {states.dtype}")
+    def check_states(self, states: np.ndarray) -> None:
+        """ValueError in one sentence unless `states` (B, L) int16 can occur in a game.
+
+        Compiled code does not check bounds: given an impossible cell it would read and write foreign memory. States
+        that compiled code made need no check: `env.step` has none, and planners may say `trusted=True` or call
+        `step_rows` itself.
+        """
+        if not isinstance(states, np.ndarray) or states.dtype != np.int16:
+            raise ValueError(f"states must be an int16 array, not {getattr(states, 'dtype', type(states).__name__)}")
         if states.ndim != 2 or states.shape[1] != self.state_size:
             raise ValueError(f"states must have shape (rows, {self.state_size}), not {states.shape}")
+        row = find_fault(states, self.num_players, ITEM + len(self.kinds), self.config.horizon)
+        if row >= 0:
+            raise ValueError(f"state {row} of {len(states)} cannot be: {self._name_fault(states[row])}")
 
-    def simulate(self, states: np.ndarray, actions: np.ndarray, out: Transition | None = None) -> Transition:
+    def _name_fault(self, state: np.ndarray) -> str:
+        """What is wrong with a state that `find_fault` found."""
+        horizon, codes, board = self.config.horizon, ITEM + len(self.kinds), self.board(state).ravel()
+        for name, column in (("t", T), ("deadline", DEADLINE)):
+            if not 0 <= state[column] <= horizon:
+                return f"{name} is {state[column]}, not from 0 to the horizon {horizon}"
+        for cell in np.flatnonzero((board < FREE) | (board >= codes)):
+            return f"board cell {cell} holds {board[cell]}, not one of 0..{codes - 1}"
+        for player, cell in enumerate(state[PLAYERS : PLAYERS + self.num_players]):
+            if not GONE <= cell < board.size:
+                return f"player {player + 1} is in cell {cell}, not in one of 0..{board.size - 1} or {GONE} (left)"
+        return "a player stands on a block"
+
+    def as_states(self, states: Any, num: int) -> np.ndarray:
+        """States from outside, of any integer type, as (num, L) int16; ValueError in one sentence if they cannot be."""
+        given, shape = np.asarray(states), (num, self.state_size)
+        if given.shape != shape:
+            raise ValueError(f"states must have shape {shape}, not {given.shape}")
+        if given.dtype.kind not in "iu":
+            raise ValueError(f"states must be integers, not {given.dtype}")
+        checked = given.astype(np.int16)
+        if (checked != given).any():
+            raise ValueError(f"states must fit into int16, not hold {given[checked != given][0]}")
+        self.check_states(checked)
+        return checked
+
+    @staticmethod
+    def _fitting(out: np.ndarray | None, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        """`out` if compiled code can write such a result into it; a new array if there is none."""
+        if out is None:
+            return np.empty(shape, dtype)
+        if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+            wanted = f"a contiguous {np.dtype(dtype)} array of shape {shape}"
+            raise ValueError(f"out must be {wanted}, not {out.dtype} of shape {out.shape}")
+        return out
+
+    def simulate(
+        self, states: np.ndarray, actions: np.ndarray, out: Transition | None = None, trusted: bool = False
+    ) -> Transition:
         """Step every row of `states` (B, L) int16 by `actions` (B, N) int64, for planners: touches no env.
 
         A row that is over stays as it is and pays nothing. With `out` nothing is allocated; `out.states` may be
-        `states` itself.
+        `states` itself. `trusted`, here and below: the states come from these functions, so they need no check.
         """
-        self._check_states(states)
+        if not trusted:
+            self.check_states(states)
         out = self.transition(len(states)) if out is None else out
-        if out.states.shape != states.shape:
-            raise ValueError(f"out is for {len(out.states)} states, not for {len(states)}")
+        same = out.reward.shape == out.terminated.shape == out.truncated.shape == out.taken.shape
+        if out.states.shape != states.shape or out.states.dtype != np.int16 or len(out.illegal) != len(states):
+            raise ValueError(f"out is for {len(out.states)} states, not for {len(states)} of {self.env_id}")
+        if not same or out.reward.shape != (len(states), self.num_players):
+            raise ValueError(f"out is for other players than the {self.num_players} of {self.env_id}")
         self.step_rows(self.grid, self.rules, states, as_actions(actions, states.shape[0], self), *out)
         return out
 
-    def observe(self, states: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def observe(self, states: np.ndarray, out: np.ndarray | None = None, trusted: bool = False) -> np.ndarray:
         """(B, N, H, W, planes) uint8 of 0/1, own plane first; a player that left sees nothing."""
-        self._check_states(states)
-        out = np.empty((len(states), self.num_players, *self.obs_shape), np.uint8) if out is None else out
+        if not trusted:
+            self.check_states(states)
+        out = self._fitting(out, (len(states), self.num_players, *self.obs_shape), np.uint8)
         observe_rows(self.grid, states, flat_planes(out))
         return out
 
-    def legal(self, states: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def legal(self, states: np.ndarray, out: np.ndarray | None = None, trusted: bool = False) -> np.ndarray:
         """(B, N, A) bool; a player that left has STAY alone."""
-        self._check_states(states)
-        out = np.empty((len(states), self.num_players, self.num_actions), np.bool_) if out is None else out
+        if not trusted:
+            self.check_states(states)
+        out = self._fitting(out, (len(states), self.num_players, self.num_actions), np.bool_)
         legal_rows(self.grid, states, out)
         return out
 
@@ -643,9 +739,11 @@ class GridGame:
         """(B, N) bool: on the board."""
         return states[:, PLAYERS : PLAYERS + self.num_players] != GONE
 
-    def over(self, states: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    def over(self, states: np.ndarray, out: np.ndarray | None = None, trusted: bool = False) -> np.ndarray:
         """(B,) bool: the episode has ended."""
-        out = np.empty(len(states), np.bool_) if out is None else out
+        if not trusted:
+            self.check_states(states)
+        out = self._fitting(out, (len(states),), np.bool_)
         over_rows(self.grid, states, out)
         return out
 
@@ -664,7 +762,7 @@ def check_drawn(failed: int) -> None:
         raise ConfigError(f"no board that fits the settings was found in {BOARD_DRAWS} draws; use fewer blocks")
 
 
-def as_actions(actions: Any, num_rows: int, game: GridGame) -> np.ndarray:
+def as_actions(actions: Any, num_rows: int, game: GridGame | EnvSpec) -> np.ndarray:
     """Check a joint action and return it as contiguous int64 (B, N); ValueError in one sentence if it cannot be one."""
     shape = (num_rows, game.num_players)
     try:
@@ -691,15 +789,15 @@ class GridEnv:
     """Many copies of one game, stepped together, each with its own random stream and automatic reset.
 
     The arrays that `reset` and `step` return are the env's own and are overwritten by the next step: copy what you
-    keep. `legal`, `alive`, `t` and `states` always describe the current observation.
+    keep. `legal`, `alive`, `t` and `states` always describe the current observation. A copy (`copy.deepcopy`, pickle)
+    goes on from here on its own.
     """
 
     def __init__(self, game: GridGame, num_envs: int = 1, seed: int = 0, threads: int = 1):
-        for name, value, least in (("num_envs", num_envs, 1), ("threads", threads, 1), ("seed", seed, 0)):
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-        self.game, self.num_envs, self.threads = game, int(num_envs), min(int(threads), int(num_envs))
+        self.game, self.num_envs = game, check_count("num_envs", num_envs, 1, LARGEST)
+        self.threads = min(check_count("threads", threads, 1, MOST_THREADS), self.num_envs)
         self.spec = game.spec()
+        check_memory(self.num_envs, self.spec)
         self.start_window, self.start_window_prob = game.config.start_window, game.config.start_window_prob
         shape = (self.num_envs, game.num_players)
         self.out = game.transition(self.num_envs)
@@ -718,32 +816,43 @@ class GridEnv:
             "done": self.done, "final_obs": self.final_obs, "episode_return": self.final_returns,
             "episode_length": self.final_lengths, "illegal_actions": self.out.illegal, "taken": self.out.taken,
         }  # fmt: skip
+        self._share_out()
+        self.reset(check_count("seed", seed, 0))
+
+    def _share_out(self) -> None:
+        """Give each thread its rows: which, their outputs of step_rows, and what finish_rows needs besides."""
         to_finish = (
             self.streams, self.out.reward, self.out.terminated, self.out.truncated, self.returns, self.done,
             flat_planes(self.final_obs), self.final_returns, self.final_lengths, flat_planes(self.obs), self.legal,
             self.alive, self.t,
         )  # fmt: skip
         bounds = np.linspace(0, self.num_envs, self.threads + 1).astype(int)
-        # the rows of each thread: which, their outputs of step_rows, and what finish_rows needs besides
-        self._chunks = [
+        self._chunks: list[Chunk] = [
             (slice(low, high), Transition(*(x[low:high] for x in self.out)), [x[low:high] for x in to_finish])
             for low, high in pairwise(bounds)
         ]
         self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
-        self.reset(int(seed))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the threads, and without views, which would come back as arrays of their own."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_chunks", "_pool")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._share_out()
 
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Start every env anew; with `seed` from that seed's random streams, else from where the streams are."""
         if seed is not None:
-            self.streams[:] = make_streams(seed, self.num_envs)
+            self.streams[:] = make_streams(check_count("seed", seed, 0), self.num_envs)
         self.game.start(self.states, self.streams, self.start_window, self.start_window_prob)
         self._look()
         return self.obs, self.info
 
     def _look(self) -> None:
         """Bring everything that describes the current states up to date and zero the running returns."""
-        self.game.observe(self.states, self.obs)
-        self.game.legal(self.states, self.legal)
+        self.game.observe(self.states, self.obs, trusted=True)
+        self.game.legal(self.states, self.legal, trusted=True)
         self.alive[:] = self.game.alive(self.states)
         self.t[:] = self.states[:, T]
         self.returns[:] = 0.0
@@ -755,13 +864,14 @@ class GridEnv:
         if self.game.config.strict:
             self._refuse_illegal(actions)
         if self._pool is None:
-            failed = self._step_chunk(*self._chunks[0], actions)
+            failed = self._step_chunk(self._chunks[0], actions)
         else:
-            failed = sum(self._pool.map(lambda chunk: self._step_chunk(*chunk, actions), self._chunks))
+            failed = sum(self._pool.map(self._step_chunk, self._chunks, repeat(actions)))
         check_drawn(failed)
         return self.obs, self.out.reward, self.out.terminated, self.out.truncated, self.info
 
-    def _step_chunk(self, rows: slice, out: Transition, to_finish: list[np.ndarray], actions: np.ndarray) -> int:
+    def _step_chunk(self, chunk: Chunk, actions: np.ndarray) -> int:
+        rows, out, to_finish = chunk
         game, states = self.game, out.states
         game.step_rows(game.grid, game.rules, states, actions[rows], *out)
         return finish_rows(
@@ -783,9 +893,7 @@ class GridEnv:
 
     def set_states(self, states: np.ndarray) -> None:
         """Put given states (B, L) into the envs; running returns begin at 0."""
-        if np.shape(states) != self.states.shape:
-            raise ValueError(f"states must have shape {self.states.shape}, not {np.shape(states)}")
-        self.states[:] = states
+        self.states[:] = self.game.as_states(states, self.num_envs)
         self._look()
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -795,14 +903,42 @@ class GridEnv:
         return {name: array.copy() for name, array in saved.items()} | {"window": window}
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.set_states(saved["states"])
-        self.streams[:] = saved["streams"]
-        self.returns[:] = saved["returns"]
-        self.start_window, self.start_window_prob = int(saved["window"][0]), float(saved["window"][1])
+        """Go on from what `get_state` gave; ConfigError, and nothing changed, if it does not fit."""
+        places = {"states": self.states, "streams": self.streams, "returns": self.returns, "window": np.zeros(2)}
+        check_saved(self.spec.env_id, saved, places)
+        try:
+            states = self.game.as_states(saved["states"], self.num_envs)
+        except ValueError as error:
+            raise ConfigError(f"saved state does not fit {self.spec.env_id}: {error}") from None
+        window, prob = saved["window"]
+        self.set_start_window(int(window), float(prob))
+        self.set_states(states)
+        self.streams[:], self.returns[:] = saved["streams"], saved["returns"]
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def check_memory(num_envs: int, spec: EnvSpec) -> None:
+    """ConfigError for a batch whose observations alone would fill the machine."""
+    size = num_envs * spec.num_players * math.prod(spec.obs_shape) * np.dtype(spec.obs_dtype).itemsize
+    if size > MOST_BYTES:
+        need, most = -(-size // 2**30), MOST_BYTES // 2**30
+        raise ConfigError(f"num_envs {num_envs} of {spec.env_id} needs {need} GB for observations, more than {most}")
+
+
+def check_saved(env_id: str, saved: dict[str, np.ndarray], places: dict[str, np.ndarray]) -> None:
+    """ConfigError unless `saved` has an array for each of `places`, of its shape, integers where it has integers."""
+    for name, place in places.items():
+        if name not in saved:
+            raise ConfigError(f"saved state does not fit {env_id}: {name} is missing")
+        given = np.asarray(saved[name])
+        if given.shape != place.shape:
+            raise ConfigError(f"saved state does not fit {env_id}: {name} has shape {given.shape}, not {place.shape}")
+        kinds, wanted = ("iuf", "finite numbers") if place.dtype.kind == "f" else ("iu", "integers")
+        if given.dtype.kind not in kinds or not np.isfinite(given).all():
+            raise ConfigError(f"saved state does not fit {env_id}: {name} must be {wanted} ({given.dtype} given)")
 
 
 def illegal_message(spec: EnvSpec, player: int, action: int, legal: np.ndarray, where: str = "") -> str:

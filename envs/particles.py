@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from envs.errors import ConfigError
-from envs.grid import EnvSpec
+from envs.errors import ConfigError, check_count
+from envs.grid import EnvSpec, as_actions, check_saved
 
 IDS = ("mpe-simple-spread",)
 ACTIONS = ("stay", "left", "right", "down", "up")
@@ -23,7 +23,8 @@ class ParticleEnv:
     """Many copies of simple spread; the arrays that `reset` and `step` return are overwritten by the next step.
 
     `continuous` takes actions (B, N, 5) of forces in 0..1 instead of (B, N) integers. Nobody ever leaves and everything
-    is legal; the time limit is the only end, so every episode ends truncated.
+    is legal; the time limit is the only end, so every episode ends truncated. A copy (`copy.deepcopy`, pickle) goes on
+    from here on its own.
     """
 
     def __init__(
@@ -32,17 +33,11 @@ class ParticleEnv:
     ):  # fmt: skip
         if env_id not in IDS:
             raise ConfigError(f"unknown particle game '{env_id}'; the particle games are {', '.join(IDS)}")
-        for name, value, least in (("num_envs", num_envs, 1), ("seed", seed, 0), ("num_players", num_players, 1),
-                                   ("horizon", horizon, 1)):  # fmt: skip
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-        try:
-            from mpe2 import simple_spread_v3
-        except ImportError as error:
-            raise ConfigError(f"{env_id} needs the package mpe2: pip install mpe2 (or the extra 'mpe')") from error
-        self.num_envs, self.threads, self.seed, self.continuous = int(num_envs), 1, int(seed), continuous
-        settings = {"N": num_players, "max_cycles": horizon, "continuous_actions": continuous}
-        self.games = [simple_spread_v3.parallel_env(**settings) for _ in range(num_envs)]
+        num_envs, horizon = check_count("num_envs", num_envs, 1, 10**6), check_count("horizon", horizon, 1, 30_000)
+        num_players = check_count("num_players", num_players, 1, 1000)
+        self.num_envs, self.threads, self.seed, self.continuous = num_envs, 1, check_count("seed", seed, 0), continuous
+        self.settings = {"N": num_players, "max_cycles": horizon, "continuous_actions": continuous}
+        self.games = self._make_games(env_id)
         self.names = tuple(self.games[0].possible_agents)
         size = self.games[0].observation_space(self.names[0]).shape[0]
         self.spec = EnvSpec(
@@ -65,6 +60,24 @@ class ParticleEnv:
         }  # fmt: skip
         self.reset()
 
+    def _make_games(self, env_id: str) -> list[Any]:
+        try:
+            from mpe2 import simple_spread_v3
+        except ImportError as error:
+            raise ConfigError(f"{env_id} needs the package mpe2: pip install mpe2 (or the extra 'mpe')") from error
+        return [simple_spread_v3.parallel_env(**self.settings) for _ in range(self.num_envs)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: the package's games hold pictures that cannot be copied, so a copy plays the episodes again."""
+        return {name: value for name, value in self.__dict__.items() if name != "games"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.games, done = self._make_games(self.spec.env_id), self.info["done"].copy()
+        self.info["final_state"] = self.final_obs.reshape(self.num_envs, -1)  # copying made the view its own array
+        self.set_state(self.get_state())
+        self.info["done"][:] = done
+
     @property
     def state(self) -> np.ndarray:
         """(B, S): all observations side by side."""
@@ -73,7 +86,7 @@ class ParticleEnv:
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Start every copy anew; with `seed` from the first episode of that seed, else from the next one."""
         if seed is not None:
-            self.seed, self.episode[:] = int(seed), 0
+            self.seed, self.episode[:] = check_count("seed", seed, 0), 0
         for row in range(self.num_envs):
             self._start(row)
         return self.obs, self.info
@@ -86,11 +99,13 @@ class ParticleEnv:
 
     def step(self, actions) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
         """actions (B, N) integers, or (B, N, 5) forces -> obs, reward, terminated, truncated, info."""
-        actions, done = np.asarray(actions, self.played.dtype), self.info["done"]
-        if actions.shape != self.played[:, :, 0].shape:
-            raise ValueError(f"actions must have shape {self.played[:, :, 0].shape}, not {actions.shape}")
+        done, shape = self.info["done"], self.played[:, :, 0].shape
         if self.continuous:
-            actions = actions.clip(0.0, 1.0)
+            actions = np.asarray(actions, np.float32).clip(0.0, 1.0)
+            if actions.shape != shape or np.isnan(actions).any():
+                raise ValueError(f"actions must be numbers in 0..1 of shape {shape}, not of shape {actions.shape}")
+        else:
+            actions = as_actions(actions, self.num_envs, self.spec)
         self.played[np.arange(self.num_envs), :, self.t] = actions
         done[:] = self.truncated[:] = False
         for row in range(self.num_envs):
@@ -112,12 +127,16 @@ class ParticleEnv:
         self.t[row] += 1
 
     def get_state(self) -> dict[str, np.ndarray]:
-        saved = {"t": self.t, "episode": self.episode, "played": self.played}
+        saved: dict[str, np.ndarray] = {"t": self.t, "episode": self.episode, "played": self.played}
         return {name: array.copy() for name, array in saved.items()} | {"seed": np.array(self.seed)}
 
     def set_state(self, saved: dict[str, Any]) -> None:
-        if np.shape(saved["played"]) != self.played.shape:
-            raise ConfigError(f"saved actions have shape {np.shape(saved['played'])}, not {self.played.shape}")
+        places = self.get_state()
+        check_saved(self.spec.env_id, saved, places)
+        most = {"t": self.spec.horizon - 1, "played": 1 if self.continuous else len(ACTIONS) - 1}
+        for name in places:
+            if np.min(saved[name]) < 0 or np.max(saved[name]) > most.get(name, np.inf):
+                raise ConfigError(f"saved state does not fit {self.spec.env_id}: {name} has values that cannot be")
         self.seed, self.episode[:], self.played[:] = int(saved["seed"]), saved["episode"], saved["played"]
         self.reset()
         for row in range(self.num_envs):

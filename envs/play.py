@@ -225,7 +225,7 @@ def play_grid(args: Args, game: GridGame, roles: list[str]) -> None:
         print(f"stopped after {len(all_returns)} whole episodes")
     if all_returns:
         print_means(game, roles, np.array(all_returns), np.array(all_took))
-    if frames:
+    if args.gif and frames:
         write_gif(args.gif, frames, args.fps or 2.5, [end for end in ends if end >= 0])
         print(f"wrote {args.gif} ({len(frames)} frames)")
 

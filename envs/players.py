@@ -260,9 +260,10 @@ class RulePlayers:
             raise ValueError(f"these players were made for {len(self.drawn)} envs, not for {legal.shape[0]}")
         if actions_out is None:
             actions_out = np.full(legal.shape[:2], STAY, np.int64)
+        bits, things, codes, cells = self._scratch
         act_rows(
             self.game.grid, self.codes, self.mixed, self.orders, self.drawn, as_words(obs), legal, t,
-            self.streams, *self._scratch, actions_out,
+            self.streams, bits, things, codes, cells, actions_out,
         )  # fmt: skip
         return actions_out
 

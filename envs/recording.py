@@ -10,9 +10,9 @@ Files are .npz without pickles; they carry the game they were made for, and read
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 import envs
 from envs.errors import ConfigError
-from envs.grid import BLOCK, FIRST_INTERACTION, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridEnv, GridGame, T
+from envs.grid import BLOCK, FIRST_INTERACTION, ITEM, STAY, EnvSpec, GridEnv, GridGame
 from envs.players import RANDOM, RulePlayers
 from envs.roles import Seats
 
@@ -78,7 +78,8 @@ def check_game(what: str, found: dict[str, Any], spec: EnvSpec, obs_is_state: bo
     if found.get("obs_is_state") is not obs_is_state:
         sides = [f"{name} ({one_line(found.get(name + '_shape')).strip('[]')})" for name in ("obs", "state")]
         raise ConfigError(f"{what} on {sides[not obs_is_state]}, this run uses {sides[obs_is_state]}")
-    found_config = found.get("config") if isinstance(found.get("config"), dict) else {}
+    config = found.get("config")
+    found_config: dict[str, Any] = config if isinstance(config, dict) else {}
     pairs = {name: (found.get(name), value) for name, value in wanted.items() if name != "config"}
     for name in [*wanted["config"], *found_config]:
         pairs[name] = (found_config.get(name), wanted["config"].get(name))
@@ -89,12 +90,17 @@ def check_game(what: str, found: dict[str, Any], spec: EnvSpec, obs_is_state: bo
 
 def save_data(path: Path, data: dict[str, Any]) -> None:
     """All columns and `meta` as an .npz without pickles, written under another name first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
     columns = {name: column for name, column in data.items() if name != "meta"}
     narrow = {name: column.astype(np.int32) for name, column in columns.items() if column.dtype == np.int64}
-    np.savez_compressed(temporary, meta=np.array(json.dumps(data["meta"])), **columns | narrow)
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(temporary, meta=np.array(json.dumps(data["meta"])), **columns | narrow)
+        temporary.replace(path)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise ConfigError(f"data file '{path}' cannot be written: {one_line(error)}") from None
     print(f"[DATA] saved {path}")
 
 
@@ -105,15 +111,28 @@ def read_data(path: str | Path, kind: str, columns: dict[str, Any], spec: EnvSpe
             meta = json.loads(str(file["meta"]))
             if not isinstance(meta, dict) or meta.get("kind") != kind:
                 raise ConfigError(f"data file '{path}' does not hold {kind}, which this script learns from")
-            data = {name: file[name].astype(dtype) if dtype else file[name] for name, dtype in columns.items()}
+            data = {name: as_column(file[name], dtype) for name, dtype in columns.items()}
     except FileNotFoundError:
         raise ConfigError(f"data file '{path}' does not exist") from None
     except ConfigError:
         raise
-    except (OSError, ValueError, LookupError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"data file '{path}' cannot be read: {one_line(error)}") from None
+    except Exception as error:  # damage can break the reader anywhere: in zip, zlib, struct, json or numpy
+        raise ConfigError(f"data file '{path}' cannot be read: {one_line(error) or type(error).__name__}") from None
     check_game(f"data file '{path}' was recorded", meta, spec, obs_is_state)
+    lengths = {column.shape[:1] for column in data.values()}
+    if len(lengths) > 1 or lengths <= {(), (0,)}:
+        raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
     return data | {"meta": meta}
+
+
+def as_column(column: np.ndarray, dtype: Any) -> np.ndarray:
+    """A column in the type it is worked with; ValueError if that would change what it says."""
+    if dtype is None:
+        return column
+    kinds = {"i": "iu", "b": "b", "f": "f"}[np.dtype(dtype).kind]
+    if column.dtype.kind not in kinds or (kinds == "iu" and not (column.astype(dtype) == column).all()):
+        raise ValueError(f"a column of {column.dtype} is not one of {np.dtype(dtype)}")
+    return column.astype(dtype)
 
 
 # play
@@ -129,7 +148,7 @@ def parse_lineups(texts: tuple[str, ...], spec: EnvSpec, game: GridGame | None) 
         texts = BATTLE_TEAMS
         if game:
             some = [*game.seekers, "mix", "random"] * spec.num_players
-            texts = ("mix", ",".join(some[: spec.num_players]), "random")
+            texts = ("mix", ",".join(some[: spec.num_players]))
     lineups = []
     for text in texts:
         roles = tuple(text.split(","))
@@ -205,14 +224,16 @@ def collect_play(
     seeds: np.random.SeedSequence,
     obs_is_state: bool = False,
     goal_steps: int = 0,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Play every line-up until it has given its share of `num_steps`; seats rotate so that none is special."""
-    lineups = parse_lineups(lineups, spec, game)
-    share = -(-num_steps // len(lineups))
+    parsed = parse_lineups(lineups, spec, game)
+    share = -(-num_steps // len(parsed))
     parts, first_row, first_episode, draws = [], 0, 0, np.random.default_rng(seeds)
     env = envs.make(spec.env_id, num_envs=max(1, min(EPISODES, share // spec.num_players)))
-    print(f"[DATA] {spec.env_id}: playing {num_steps} steps of {len(lineups)} line-ups")
-    for lineup in lineups:
+    if not quiet:
+        print(f"[DATA] {spec.env_id}: playing {num_steps} steps of {len(parsed)} line-ups")
+    for lineup in parsed:
         count, turn, episodes = 0, 0, 0
         while count < share:
             seats = lineup[turn % len(lineup) :] + lineup[: turn % len(lineup)]
@@ -222,7 +243,8 @@ def collect_play(
             first_row, first_episode = first_row + len(part["action"]), first_episode + env.num_envs
             count, turn, episodes = count + len(part["action"]), turn + 1, episodes + env.num_envs
             parts.append(part)
-        print(f"[DATA]   {','.join(lineup)}: {count} steps of {episodes} episodes")
+        if not quiet:
+            print(f"[DATA]   {','.join(lineup)}: {count} steps of {episodes} episodes")
     env.close()
     data = {name: np.concatenate([part[name] for part in parts]) for name in PLAY}
     return data | {"meta": {"kind": "play", "obs_is_state": obs_is_state, **game_part(spec)}}
@@ -233,13 +255,15 @@ def load_play(path: str | Path, spec: EnvSpec, obs_is_state: bool = False) -> di
     data = read_data(path, "play", PLAY, spec, obs_is_state)
     game = envs.game(spec.env_id) if spec.env_id in GridGame.registry else None
     num, first_hunt = len(data["action"]), FIRST_INTERACTION + (game is None)
-    shapes = {name: (num,) for name in PLAY} | {"legal": (num, spec.num_actions)}
-    shapes["obs"] = (num, *(spec.state_shape if obs_is_state else spec.obs_shape))
-    fits = num > 0 and all(data[name].shape == shape for name, shape in shapes.items())
-    if not fits or data["legal"].dtype != bool or data["obs"].dtype.kind not in "uf":
+    shapes: dict[str, tuple[int, ...]] = {name: (num,) for name in PLAY}
+    shapes["legal"] = (num, spec.num_actions)
+    shapes["obs"] = (num, *((spec.state_shape or ()) if obs_is_state else spec.obs_shape))
+    fits = all(data[name].shape == shape for name, shape in shapes.items())
+    if not fits or data["legal"].dtype != bool or data["obs"].dtype != spec.obs_dtype:
         raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
     limits = {"action": (0, spec.num_actions), "t": (0, spec.horizon + 1), "player": (0, spec.num_players)}
     limits |= {
+        "episode": (0, 2**31),
         "goal_row": (-1, num),
         "role": (-1, len(role_names(game))),
         "hunt": (0, spec.num_actions - first_hunt + 1),
@@ -247,6 +271,8 @@ def load_play(path: str | Path, spec: EnvSpec, obs_is_state: bool = False) -> di
     for name, (low, high) in limits.items():
         if data[name].min() < low or data[name].max() >= high:
             raise ConfigError(f"data file '{path}' is damaged: column '{name}' has values outside {low}..{high - 1}")
+    if game and data["obs"].max() > 1:
+        raise ConfigError(f"data file '{path}' is damaged: planes hold 0 and 1, not {data['obs'].max()}")
     if not np.isfinite(data["obs"]).all() or not data["legal"][np.arange(num), data["action"]].all():
         raise ConfigError(f"data file '{path}' is damaged: it has illegal actions or numbers that are not finite")
     goal_row = data["goal_row"][data["hunt"] > 0]
@@ -278,7 +304,7 @@ def play_transitions(env: GridEnv, seats: Seats, noise: float, num: int, generat
 
 
 def collect_transitions(
-    game: GridGame, lineups: list[str], noise: float, num: int, seeds: np.random.SeedSequence
+    game: GridGame, lineups: list[str], noise: float, num: int, seeds: np.random.SeedSequence, quiet: bool = False
 ) -> dict[str, Any]:
     """`num` transitions in equal shares of the line-ups; `noise`: how often a player does a random legal action."""
     generator, parts, first_episode = np.random.default_rng(seeds), [], 0
@@ -292,9 +318,10 @@ def collect_transitions(
         part = play_transitions(env, Seats(env, roles, None, seats_seed), noise, share, generator)
         part["episode"] += first_episode
         first_episode = part["episode"].max() + 1
-        paid = (part["reward"] != game.config.time_reward).any(1).mean()
-        episodes = len(np.unique(part["episode"]))
-        print(f"[DATA]   {lineup}: {share} transitions of {episodes} episodes, {paid:.1%} with a reward")
+        if not quiet:
+            paid = (part["reward"] != game.config.time_reward).any(1).mean()
+            episodes = len(np.unique(part["episode"]))
+            print(f"[DATA]   {lineup}: {share} transitions of {episodes} episodes, {paid:.1%} with a reward")
         parts.append(part)
     data = {name: np.concatenate([part[name] for part in parts]) for name in TRANSITIONS}
     return data | {"meta": {"kind": "transitions", "obs_is_state": False, **game_part(game.spec())}}
@@ -304,17 +331,15 @@ def load_transitions(path: str | Path, game: GridGame) -> dict[str, Any]:
     """Read and check recorded transitions; ConfigError in one sentence if it cannot be used here."""
     data = read_data(path, "transitions", TRANSITIONS, game.spec())
     num, seats, size = len(data["end"]), game.num_players, game.state_size
-    shapes = {"states": (num, size), "next_states": (num, size), "actions": (num, seats), "reward": (num, seats)}
-    shapes |= {"end": (num,), "episode": (num,)}
-    if num == 0 or any(data[name].shape != shape for name, shape in shapes.items()):
+    shapes: dict[str, tuple[int, ...]] = {"states": (num, size), "next_states": (num, size), "actions": (num, seats)}
+    shapes |= {"reward": (num, seats), "end": (num,), "episode": (num,)}
+    if any(data[name].shape != shape for name, shape in shapes.items()):
         raise ConfigError(f"data file '{path}' is damaged: its columns do not fit together")
-    cells = game.config.height * game.config.width
     for name in ("states", "next_states"):
-        players, board = data[name][:, PLAYERS : PLAYERS + seats], data[name][:, PLAYERS + seats :]
-        good = (players >= GONE) & (players < cells)
-        good = good.all() and ((board >= 0) & (board < ITEM + len(game.kinds))).all()
-        if not good or not ((data[name][:, T] >= 0) & (data[name][:, T] <= game.config.horizon)).all():
-            raise ConfigError(f"data file '{path}' is damaged: column '{name}' has cells that cannot be")
+        try:
+            game.check_states(data[name])
+        except ValueError as error:
+            raise ConfigError(f"data file '{path}' is damaged: column '{name}': {error}") from None
     known = ((data["actions"] >= 0) & (data["actions"] < game.num_actions)).all()
     if not known or not np.isfinite(data["reward"]).all() or not game.alive(data["states"]).any(1).all():
         raise ConfigError(f"data file '{path}' is damaged: unknown actions, empty boards or infinite rewards")

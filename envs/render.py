@@ -46,9 +46,9 @@ class View:
         cls,
         game: GridGame,
         state: np.ndarray,
-        returns: Sequence[float],
-        taken: Sequence[int],
-        rewards: Sequence[float] | None = None,
+        returns: Sequence[float] | np.ndarray,
+        taken: Sequence[int] | np.ndarray,
+        rewards: Sequence[float] | np.ndarray | None = None,
         before: np.ndarray | None = None,
         took: np.ndarray | None = None,
         labels: Sequence[str] | None = None,
@@ -177,7 +177,7 @@ PLAYER_COLOURS = ("#2563c9", "#d9432f", "#8a3ab9", "#e08e0b", "#0f8f8c", "#c2387
 
 
 @functools.lru_cache(maxsize=64)
-def font(size: int) -> ImageFont.FreeTypeFont:
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(max(size, 1))
 
 

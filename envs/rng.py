@@ -3,6 +3,10 @@
 Row k of a batch owns stream k, so what it draws depends only on (seed, k) and never on the batch size or on threads.
 """
 
+from __future__ import annotations
+
+import json
+
 import numpy as np
 from numba import njit
 
@@ -54,3 +58,18 @@ def make_streams(seed: int, num: int, salt: int = 0) -> np.ndarray:
     streams = np.empty(num, np.uint64)
     fill_streams(np.uint64(seed % 2**64), np.uint64(salt), streams)
     return streams
+
+
+def draw_rows(probs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(..., A) chances, not necessarily of sum 1 -> one draw of each row"""
+    draws = rng.random(probs.shape[:-1])[..., None] * probs.sum(-1, keepdims=True)
+    return np.minimum((np.cumsum(probs, -1) <= draws).sum(-1), probs.shape[-1] - 1)
+
+
+def pack_generator(rng: np.random.Generator) -> np.ndarray:
+    """The state of a generator as bytes, for checkpoints; always as many, whatever digits its numbers have."""
+    return np.frombuffer(json.dumps(rng.bit_generator.state).ljust(256).encode(), np.uint8).copy()
+
+
+def unpack_generator(rng: np.random.Generator, saved: np.ndarray) -> None:
+    rng.bit_generator.state = json.loads(saved.tobytes())

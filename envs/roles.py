@@ -13,19 +13,16 @@ that lets any script play any other's checkpoint (docs/checkpoints.md):
 
 from __future__ import annotations
 
-import json
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from envs import checkpoints
 from envs.errors import ConfigError
 from envs.grid import STAY
 from envs.players import RulePlayers, names
-
-PROJECT = Path(__file__).resolve().parent.parent
+from envs.run import PROJECT, load_script
 
 
 def parse_roles(text: str, num_players: int, default: str) -> list[str]:
@@ -46,32 +43,29 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def read_spec(checkpoint: Path, env: Any) -> dict[str, Any]:
-    """The spec of a checkpoint, once it is sure to fit the env."""
-    try:
-        spec = json.loads((checkpoint / "spec.json").read_text())
-        trained = {name: spec[name] for name in ("script", "env_id", "obs_shape", "num_actions")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"the spec.json of checkpoint '{checkpoint}' cannot be used: {error}") from error
+    """The spec of a checkpoint, once it is sure to be whole and to fit the env."""
+    spec = checkpoints.read_spec(checkpoint)
     here = {"obs_shape": list(env.spec.obs_shape), "num_actions": env.spec.num_actions}
     for name, value in here.items():
-        if trained[name] != value:
+        if spec[name] != value:
             raise ConfigError(
-                f"checkpoint '{checkpoint}' was trained on {trained['env_id']} with {name} {trained[name]},"
+                f"checkpoint '{checkpoint}' was trained on {spec['env_id']} with {name} {spec[name]},"
                 f" this run uses {env.spec.env_id} with {value}"
             )
     return spec
 
 
-def load_script(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
-    """The function `wanted` of the script that made a checkpoint."""
-    script = PROJECT / Path(str(spec["script"])).name
-    if not script.is_file():
-        raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{spec['script']}', which is not in this project")
-    if str(PROJECT) not in sys.path:
-        sys.path.insert(0, str(PROJECT))
-    module = import_module(script.stem)  # once per process, and numba finds its compiled code again
+def load_function(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
+    """The function `wanted` of the script that made a checkpoint: in the current folder or in the project's root."""
+    name = Path(str(spec["script"])).name
+    places = [folder / name for folder in (Path.cwd(), PROJECT)]
+    script = next((path for path in places if path.is_file()), None)
+    if script is None:
+        where = "is neither in this folder nor in the project's root"
+        raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{name}', which {where}")
+    module = load_script(script)
     if not hasattr(module, wanted):
-        raise ConfigError(f"{script.name} has no {wanted}, so its checkpoint '{checkpoint}' cannot play")
+        raise ConfigError(f"{name} has no {wanted}, so its checkpoint '{checkpoint}' cannot play")
     return getattr(module, wanted)
 
 
@@ -82,7 +76,7 @@ def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False)
         raise ConfigError(f"'{path}' must end in the number of a learner after '@'")
     checkpoint = find_checkpoint(folder)
     spec = read_spec(checkpoint, env)
-    load = load_script(checkpoint, spec, "load_policy")
+    load = load_function(checkpoint, spec, "load_policy")
     return load(checkpoint, spec, env, seat, int(learner) if learner else None, seed, greedy)
 
 
@@ -90,7 +84,7 @@ def load_team(path: str, env: Any, seed: int, greedy: bool = False) -> Any:
     """The policies of all seats of `env` behind a checkpoint of a team: `act(env) -> (B, N)`, and `watch` as above."""
     checkpoint = find_checkpoint(path)
     spec = read_spec(checkpoint, env)
-    return load_script(checkpoint, spec, "load_team")(checkpoint, spec, env, seed, greedy)
+    return load_function(checkpoint, spec, "load_team")(checkpoint, spec, env, seed, greedy)
 
 
 class Seats:
@@ -169,3 +163,12 @@ def play_episodes(env: Any, seats: Seats) -> Episodes:
         returns[ended], lengths[ended] = info["episode_return"][ended], info["episode_length"][ended]
         running &= ~ended
     return Episodes(returns, taken, lengths)
+
+
+def score_episodes(played: Episodes, learners: list[int], kinds: tuple[str, ...]) -> dict[str, float]:
+    """What an evaluation says: the mean return of the learners and its 95 % interval, of each player, items taken."""
+    score, episodes = played.returns[:, learners].mean(1), len(played.returns)
+    result = {"return": score.mean(), "return_ci95": 1.96 * score.std() / episodes**0.5, "episodes": episodes}
+    result |= {f"return-player{i + 1}": mean for i, mean in enumerate(played.returns.mean(0))}
+    result |= {f"{kind}_rate": played.taken[:, :, k].mean() for k, kind in enumerate(kinds)}
+    return {name: float(value) for name, value in (result | {"length": played.lengths.mean()}).items()}

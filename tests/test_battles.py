@@ -26,6 +26,9 @@ TABLE = {  # map: agents, limit, obs, state, actions
     "corridor": (6, 400, 156, 282, 30),
     "5m_vs_6m": (5, 70, 55, 98, 12),
     "8m_vs_9m": (8, 120, 85, 179, 15),
+    "2c_vs_64zg": (2, 400, 332, 342, 70),
+    "2s_vs_1sc": (2, 300, 17, 27, 7),
+    "bane_vs_bane": (24, 200, 336, 984, 30),
 }
 
 
@@ -328,7 +331,7 @@ def test_single_env_plays_as_the_batched_one():
 
 
 def test_single_env_refuses_illegal_actions():
-    env = envs.parallel_env("smac-3m")
+    env = envs.parallel_env("smac-3m", strict=True)
     env.reset(seed=1)
     with pytest.raises(ValueError, match=r"attack enemy marine_1 of marine_2 is illegal; legal are stop"):
         env.step({"marine_0": 1, "marine_1": 1, "marine_2": 7})

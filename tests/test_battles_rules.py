@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import envs
 from envs import battles
+from envs.battles import orca
 from envs.battles.core import RECORDED
 from envs.battles.env import BattleEnv
 from envs.battles.teams import make_team
@@ -146,7 +147,8 @@ def test_the_dead_are_not_healed_back(tmp_path):
 
 
 def test_colossus_beam_lies_across_the_shot(tmp_path):
-    places = [(16, 16), (16, 17.7), (16, 17.8), (16.5, 15), (16.55, 17)]  # y within 1.4 + .375, x within .15 + .375
+    # x within .15 + .375 of the target; y within 1.4 + .375, but the centre within half the diagonal, 1.408
+    places = [(16, 16), (16, 17.4), (16, 17.45), (16.5, 15), (16.55, 15)]
     env = fight(tmp_path, [("colossus", 11, 16)], [("still_zergling", x, y) for x, y in places])
     ticks, rewards = run(env, [ATTACK])
     assert ticks[0, 1:, HP].tolist() == [5, 5, 35, 5, 35]  # (10 + 5 against light) twice
@@ -161,6 +163,15 @@ def test_baneling_dies_and_hits_all_around(tmp_path):
     assert ticks[0, 0, HP] == 0 and ticks[0, 1, HP] == 45  # itself, but no friends
     assert rewards[0] == pytest.approx(3 * (35 + 10) * 20 / (4 * 10 + 200 + 4 * 35))
     assert not env.alive[0, 0] and env.legal[0, 0].tolist() == [True] + [False] * (env.spec.num_actions - 1)
+
+
+def test_blast_hits_who_stood_near_when_the_tick_began_and_still_is(tmp_path):
+    allies = [("statue", 10.9, 16), ("marine", 7.4, 16), ("marine", 10, 18.5), ("marine", 10, 13.5)]
+    env = fight(tmp_path, allies, [("baneling", 10, 16), ("statue", 30, 16)])
+    ticks, _ = run(env, [1, 4, 2, 1])  # the allies act first: one walks in, one walks out, one stands 2.5 away
+    assert ticks[0, 4, SHOT] == 0 and ticks[0, :4, HP].tolist() == [0, 45, 45, 0]
+    reach = np.hypot(ticks[0, 1:4, X] - 10, ticks[0, 1:4, Y] - 16)
+    assert (reach < 2.575).tolist() == [True, False, True]
 
 
 def test_a_shot_at_a_corpse_is_wasted(tmp_path):
@@ -211,6 +222,24 @@ def test_mirrored_duel_is_fair(tmp_path):
         env.step(np.full((4000, 1), ATTACK))
     assert env.info["done"].all()
     assert abs(env.info["battle_won"].mean() - 0.5) < 4 * 0.5 / np.sqrt(4000)
+
+
+def test_contact_is_decided_in_the_precision_of_the_reference():
+    """Overlapping neighbours: the border between single-precision velocities, computed by numpy in single precision."""
+    single = np.float32
+    rng, lines = np.random.default_rng(1), np.zeros((1, 5))
+    for share in (0.5, 1.0):
+        px, py = rng.uniform(-0.6, 0.6, 2).astype(single)
+        own, other = rng.uniform(-4, 4, (2, 2)).astype(single)
+        w = own - other - single(16) * np.array([px, py])
+        length = np.sqrt(w[0] * w[0] + w[1] * w[1])
+        normal = w / length
+        point = own + single(share) * ((single(16 * 0.875) - length) * normal)
+        for is_single in (True, False):
+            given = (float(px), float(py), *own.astype(float), *other.astype(float), is_single)
+            assert orca.avoid_unit(lines, 0, *given, 0.875, share, 1.0) == 1
+            want = [*point, normal[1], -normal[0], is_single]
+            assert np.array_equal(lines[0], want) == is_single and np.allclose(lines[0], want, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["3m", "8m", "2s3z", "3s5z", "MMM"])

@@ -21,7 +21,7 @@ def make_agents(folder: Path, *names: str) -> list[str]:
     """Folders that look like checkpoints, for tests that put players of their own behind them."""
     for name in names:
         (folder / name).mkdir()
-        (folder / name / "spec.json").write_text("{}")
+        (folder / name / "spec.json").write_text('{"script": "hopplus_mcts.py"}')
     return [str(folder / name) for name in names]
 
 
@@ -60,23 +60,23 @@ def test_three_agents_are_pooled_by_hand(played, tmp_path, capsys):
     evaluate.main(evaluate.Args(runs=2, **players, **files))
     with open(tmp_path / "a.csv", newline="") as file:
         rows = {(row["among"], row["player 1"], Path(row["agent"]).name): row for row in csv.DictReader(file)}
-    pooled = rows["ns,ns,ns", "adapts", "all"]
+    pooled = rows["ns,ns,ns", "HOP+", "all"]
     assert (pooled["agents"], pooled["runs"], pooled["ci95 over"]) == ("3", "6", "agents")
     for phase in evaluate.PHASES:
         assert float(pooled[phase]) == 4.0
         assert float(pooled[f"ci95 {phase}"]) == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)
     assert json.loads(pooled["returns"]) == [4.0] * 30
     assert float(pooled["share of best"]) == 1.0
-    assert float(rows["ns,ns,ns", "raw policy", "all"]["share of best"]) == 0.5
+    assert float(rows["ns,ns,ns", "HOP+, raw policy", "all"]["share of best"]) == 0.5
     for name, mean in (("x", 2.0), ("y", 4.0), ("z", 6.0)):  # each agent is a row, too, its interval over its two runs
-        row = rows["ns,ns,ns", "adapts", name]
+        row = rows["ns,ns,ns", "HOP+", name]
         assert (row["agents"], row["runs"], row["ci95 over"], float(row["1-5"])) == ("1", "2", "runs", mean)
         assert float(row["ci95 1-5"]) == pytest.approx(1.96 / 2**0.5)
         assert float(row["share of best"]) == mean / 4
-    alone = rows["ns,ns,ns", "does not adapt", "all"]
+    alone = rows["ns,ns,ns", "HOP+, compared", "all"]
     assert (alone["agents"], alone["ci95 over"], float(alone["16-30"])) == ("1", "runs", 4.0)
-    assert ("ns,ns,ns", "does not adapt", "y") not in rows  # it would say the same again
-    assert np.isnan(float(rows["nh,nh,nh", "adapts", "all"]["share of best"]))  # nobody trained there
+    assert ("ns,ns,ns", "HOP+, compared", "y") not in rows  # it would say the same again
+    assert np.isnan(float(rows["nh,nh,nh", "HOP+", "all"]["share of best"]))  # nobody trained there
     assert (tmp_path / "a.png").stat().st_size > 5000
     # the k-th agents meet the same starts, agents of one player never do
     seeds = {agent: {seed for name, _, seed in played if name == agent} for agent, _, _ in played}
@@ -98,9 +98,9 @@ def test_best_responses_of_an_earlier_table(played, tmp_path, capsys):
     assert {name for name, *_ in played} == {"x"}  # nobody else had to play
     with open(again, newline="") as file:
         rows = {(row["among"], row["player 1"]): row for row in csv.DictReader(file)}
-    assert float(rows["ns,ns,ns", "adapts"]["share of best"]) == 0.5
+    assert float(rows["ns,ns,ns", "HOP+"]["share of best"]) == 0.5
     assert float(rows["ns,ns,ns", "best response"]["16-30"]) == 4.0
-    assert ("nh,nh,nh", "best response") not in rows and np.isnan(float(rows["nh,nh,nh", "adapts"]["share of best"]))
+    assert ("nh,nh,nh", "best response") not in rows and np.isnan(float(rows["nh,nh,nh", "HOP+"]["share of best"]))
     with pytest.raises(envs.ConfigError, match="no such table"):
         evaluate.main(evaluate.Args(adaptation=agents[0], best_responses=str(tmp_path / "c.csv"), **common))
 
@@ -119,7 +119,7 @@ def test_one_agent_is_not_pooled(played, tmp_path):
     best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9", "z9")
     args = evaluate.Args(adaptation=agent, runs=2, line_ups="ns,ns,ns", best_responses=best)
     rows = [row for row in evaluate.adaptation(args, {}) if row["agent"] == "all"]
-    assert [row["player 1"] for row in rows] == ["adapts", "raw policy", "best response"]
+    assert [row["player 1"] for row in rows] == ["HOP+", "HOP+, raw policy", "best response"]
     assert [(row["agents"], row["runs"], row["ci95 over"]) for row in rows] == [(1, 2, "runs")] * 2 + [(3, 6, "runs")]
     assert {seed for _, _, seed in played} == {args.seed}
 
@@ -148,16 +148,15 @@ def test_all_line_ups_or_those_asked_for(played, tmp_path):
         (["--line-ups", "nh,nh,nh;ns,ns"], "line-up 'ns,ns' must name the 3 co-players"),
         (["--line-ups", "strangers"], "needs --strangers"),
         (["--env-id", "msd-4x4"], "unknown role 'ns'"),
-        (["--runs", "0"], "--runs must be at least 1, not 0"),
+        (["--runs", "0"], "--runs must be a whole number from 1"),
         (["--compare", "no/such/run"], "'no/such/run' is no checkpoint"),
     ],
 )
 def test_bad_input_is_one_sentence(flags, words, tmp_path):
-    import tyro
 
     [agent] = make_agents(tmp_path, "x")
     with pytest.raises(envs.ConfigError) as caught:
-        evaluate.main(tyro.cli(evaluate.Args, args=["--adaptation", agent, *flags]))
+        evaluate.main(evaluate.parse(evaluate.Args, None, ["--adaptation", agent, *flags]))
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -182,27 +181,14 @@ def test_search_and_sharpness_are_asked_of_the_agent_that_adapts_alone(tmp_path,
     agent = make_agents(tmp_path, "x")[0]
     players = {"adaptation": agent, "compare": agent, "line_ups": "ns,ns,ns"}
     evaluate.main(evaluate.Args(runs=2, simulations=7, play_beta=3.5, csv=str(tmp_path / "a.csv"), **players))
-    assert asked == [{"adapt": "beliefs", "simulations": 7, "play_beta": 3.5}, {"planned": False}, {}]
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_online_runs_show_their_progress_in_a_terminal_only(terminal, monkeypatch, capsys):
-    policy = SimpleNamespace(act=lambda env: np.full(env.num_envs, 4), adapt="beliefs")
-    monkeypatch.setattr(evaluate, "load_policy", lambda *_: policy)
-    monkeypatch.setattr(evaluate, "play_in_a_row", lambda env, seats, episodes: np.zeros((env.num_envs, episodes)))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    args = evaluate.Args(runs=3)
-    assert evaluate.adapt_among(args, "runs/me", ["ns"] * 3, {}, adapt="online").shape == (3, 30)
-    assert evaluate.adapt_among(args, "runs/you", ["ns"] * 3, {}, adapt="beliefs").shape == (3, 30)
-    bars = capsys.readouterr().err
-    assert ("me online" in bars and "0/3" in bars) == terminal and "you" not in bars
+    assert asked == [{"simulations": 7, "play_beta": 3.5}, {"planned": False}, {}]
 
 
 # beliefs
 
 
 class Onlooker:
-    """A mind with one hypothesis per kind, and aimless, that believes what it is told."""
+    """Beliefs with one hypothesis per kind, and aimless, that believes what it is told."""
 
     def __init__(self, env, believe):
         self.env, self.believe, self.args = env, believe, SimpleNamespace(goal_mode="oracle")
@@ -210,7 +196,7 @@ class Onlooker:
         self.cell = np.full((env.num_envs, self.num_goals), -1)
 
     def look(self, env) -> None:
-        self.beliefs = np.broadcast_to(self.believe(self), (*self.shape, self.num_goals)).astype(np.float32)
+        self.belief = np.broadcast_to(self.believe(self), (*self.shape, self.num_goals)).astype(np.float32)
 
     def kinds_of_goals(self) -> np.ndarray:
         return np.broadcast_to(np.eye(self.num_goals, dtype=np.float32), (len(self.cell), *[self.num_goals] * 2))
@@ -235,7 +221,7 @@ def onlookers(monkeypatch):
             return actions
 
     def load_policy(path, env, seat, seed):
-        return SimpleNamespace(mind=Onlooker(env, believe[Path(path).name]))
+        return SimpleNamespace(beliefs=Onlooker(env, believe[Path(path).name]))
 
     monkeypatch.setattr(evaluate, "RulePlayers", Players)
     monkeypatch.setattr(evaluate, "load_policy", load_policy)

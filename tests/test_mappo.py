@@ -3,45 +3,45 @@
 import copy
 import csv
 import json
-import re
+import os
 import signal
-import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import tyro
 from safetensors.torch import load_file
 
 import envs
 import mappo_hyper as mh
+from envs.arguments import parse
 from envs.roles import Seats, load_policy, play_episodes
+from envs.run import main
+from envs.team import Nearby, TeamGame, make_env
 
-ROOT = Path(__file__).resolve().parent.parent
-TINY = ["--num-envs", "8", "--num-steps", "16", "--chunk-length", "8", "--total-timesteps", "1280", "--hidden", "16",
-        "--critic-hidden", "16", "--hyper-hidden", "8", "--eval-every", "384", "--eval-episodes", "8",
-        "--log-every", "3", "--final-eval-episodes", "16", "--checkpoint-every", "4",
+TINY = ["--num-envs", "8", "--num-steps", "16", "--chunk-length", "8", "--total-timesteps", "1280",
+        "--hidden-size", "16", "--critic-hidden-size", "16", "--hyper-hidden-size", "8", "--eval-every", "384",
+        "--eval-episodes", "8", "--log-every", "3", "--final-eval-episodes", "16", "--checkpoint-every", "4",
         "--target-every", "30"]  # fmt: skip
 CLOCKS = ("wall_time", "charts/SPS", "time/env", "time/policy", "time/update", "time/eval")  # never the same twice
-SMALL = {"num_envs": 12, "num_steps": 48, "chunk_length": 16, "hidden": 32, "critic_hidden": 32, "hyper_hidden": 16,
-         "update_epochs": 1, "num_minibatches": 3}  # fmt: skip
+SMALL = {"num_envs": 12, "num_steps": 48, "chunk_length": 16, "hidden_size": 32, "critic_hidden_size": 32,
+         "hyper_hidden_size": 16, "update_epochs": 1, "num_minibatches": 3}  # fmt: skip
 VARIANTS = {
-    "mappo": {"hyper": False}, "joint": {}, "shared": {"hyper_share": True}, "local": {"hyper_input": "local"},
-    "id": {"hyper_input": "id"}, "all": {"hyper_layers": "all"}, "whole matrices": {"hyper_rank": 0},
-    "cumulative": {"delta": "cumulative"}, "no attention": {"hyper_attention": False},
-    "no history": {"hyper_history": False}, "hyper ids": {"hyper_agent_id": True, "hyper_input": "local"},
-    "perturbed": {"perturbation": 0.3}, "plain": {"layer_norm": False, "agent_id": False},
+    "mappo": {"hyper": False}, "joint": {}, "local": {"hyper_input": "local"}, "id": {"hyper_input": "id"},
+    "all": {"hyper_layers": "all"}, "whole matrices": {"hyper_rank": 0}, "no attention": {"hyper_attention": False},
+    "no history": {"hyper_history": False},
 }  # fmt: skip
 HYPERS = [name for name in VARIANTS if name != "mappo"]
+NO_RUN = SimpleNamespace(clock=lambda part: None, count=lambda info: None)  # a rollout outside of a run
 needs_mpe = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("mpe2"), reason="mpe2 is not installed")
 
 
-def run(*args: str, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "mappo_hyper.py"), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, **options)
+def train(*argv: str) -> int:
+    """A whole run in this process; returns its exit code."""
+    return main(mh.Args, mh.train, list(argv))
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, str]]:
@@ -52,7 +52,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, str]]:
 def make(env_id: str = "smac-3m", seed: int = 0, **settings):
     """Settings, game and agent; the hypernetwork's output is made large enough to matter."""
     args = mh.Args(env_id=env_id, **(SMALL | settings))
-    game = mh.Game(mh.make_env(args, args.num_envs, 3))
+    game = TeamGame(make_env(env_id, args.num_envs, 3, continuous=args.continuous))
     agent = mh.Agent(args, game, torch.Generator().manual_seed(seed))
     with torch.no_grad():
         agent.actor.layers[2].weight *= 50  # a policy with a will of its own
@@ -64,48 +64,28 @@ def make(env_id: str = "smac-3m", seed: int = 0, **settings):
 
 def make_batch(args, game, agent, seed: int = 1, target=None):
     """Real play as the rollout stores it, in chunks (L, C, ...), and the memory at their starts."""
-    team = mh.Team(agent, game, torch.Generator().manual_seed(seed))
-    stored, starts = {}, {}
-    for step in range(args.num_steps):
-        if step % args.chunk_length == 0:
-            for name, x in team.states.items():
-                starts.setdefault(name, []).append(x)
-        seen, policy, actions = team.decide(args.perturbation)
-        with torch.no_grad():
-            values, memory = agent.critic(seen, team.states.get("critic"))
-        if memory is not None:
-            team.states["critic"] = memory
-        seen |= {"policy": policy, "actions": actions, "values": values}
-        seen |= {"log_probs": mh.log_prob_of(policy, actions, game.continuous)}
-        for name, x in seen.items():
-            stored.setdefault(name, []).append(x[0].clone())
-        orders = game.orders(actions[0])
-        team.watch(game.env, orders, game.env.step(orders)[-1])
-    batch = {name: torch.stack(xs) for name, xs in stored.items()}
-    generator = torch.Generator().manual_seed(seed)
-    batch["advantages"] = torch.randn(batch["values"].shape, generator=generator)
-    batch["returns"] = batch["advantages"] + batch["values"]
-    batch["counted"] = torch.ones_like(batch["values"], dtype=torch.bool) if game.team else batch["alive"]
+    batch, outcome, starts = {}, {}, {}
+    mh.rollout(args, mh.Team(agent, game, torch.Generator().manual_seed(seed)), batch, outcome, starts, NO_RUN)
+    batch["advantages"] = torch.randn(outcome["values"].shape, generator=torch.Generator().manual_seed(seed))
+    batch["returns"] = batch["advantages"] + outcome["values"]
+    batch["value_mask"] = torch.ones_like(outcome["truncated"]) if game.shared_reward else batch["alive"]
     with torch.no_grad():
-        states = agent.start(args.num_envs)
-        batch["reference"] = agent.policy(batch, states, args.perturbation, target)[0]
+        batch["reference"] = agent.policy(batch, agent.initial_memory(args.num_envs), target)[0]
     chunks = {name: mh.chunks_of(x, args.chunk_length) for name, x in batch.items()}
-    return chunks, {name: torch.stack(xs).flatten(0, 1) for name, xs in starts.items()}
+    return chunks, {name: x.flatten(0, 1) for name, x in starts.items()}
 
 
-def some(batch, states, count: int = 20, seed: int = 0):
+def some(batch, memory, count: int = 20, seed: int = 0):
     """A minibatch of chunks in a random order."""
-    rows = torch.randperm(batch["first"].shape[1], generator=torch.Generator().manual_seed(seed))[:count]
-    return {name: x.index_select(1, rows) for name, x in batch.items()}, {name: x[rows] for name, x in states.items()}
+    rows = torch.randperm(batch["is_first"].shape[1], generator=torch.Generator().manual_seed(seed))[:count]
+    return {name: x.index_select(1, rows) for name, x in batch.items()}, {name: x[rows] for name, x in memory.items()}
 
 
-def learn(args, agent, batch, states, lr=1e-3, hyper_lr=1e-3):
+def learn(args, agent, batch, memory, lr=1e-3, hyper_lr=1e-3):
     """The weights after one whole update."""
     agent = copy.deepcopy(agent)
-    parts = [(agent.actor, lr), (agent.critic, lr), (agent.hyper, hyper_lr)]
-    groups = [{"params": list(part.parameters()), "lr": rate} for part, rate in parts if part is not None]
-    optimizer = torch.optim.Adam(groups, eps=1e-5, foreach=True)
-    mh.update(args, agent, optimizer, batch, states, 0.01, args.perturbation, torch.Generator().manual_seed(5))
+    optimizer = mh.make_optimizer(replace(args, learning_rate=lr, hyper_lr=hyper_lr), agent)
+    mh.update(args, agent, optimizer, batch, memory, 0.01, torch.Generator().manual_seed(5))
     return agent.state_dict()
 
 
@@ -116,8 +96,7 @@ def same(a: dict, b: dict) -> bool:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "whole"
-    done = run("--run-dir", str(run_dir), "--seed", "5", *TINY)
-    assert done.returncode == 0, done.stderr
+    assert train("--run-dir", str(run_dir), "--seed", "5", *TINY) == 0
     return run_dir
 
 
@@ -127,11 +106,11 @@ def finished(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("variant", HYPERS)
 def test_switching_the_hypernetwork_on_changes_logits(variant):
     args, game, agent = make(**VARIANTS[variant])
-    batch, states = make_batch(args, game, agent)
+    batch, memory = make_batch(args, game, agent)
     with torch.no_grad():
-        with_it = agent.policy(batch, states)[0]
+        with_it = agent.policy(batch, memory)[0]
         agent.hyper = None
-        without = agent.policy(batch, states)[0]
+        without = agent.policy(batch, memory)[0]
     there = batch["alive"][..., None] & batch["legal"]
     assert ((with_it - without).abs()[there] > 1e-4).float().mean() > 0.5
 
@@ -140,43 +119,42 @@ def test_switching_the_hypernetwork_on_changes_logits(variant):
 def test_with_the_output_layer_at_zero_it_is_mappo_bit_for_bit(variant):
     """The same policy in the same play, and the same actor and critic after a whole update, even with an
     hypernetwork that gets gradients all the while."""
-    plain = {name: x for name, x in VARIANTS[variant].items() if name in ("perturbation", "layer_norm", "agent_id")}
     results = []
-    for settings in (plain | {"hyper": False}, VARIANTS[variant] | {"align_coef": 0.0, "smooth_coef": 0.0}):
+    for settings in ({"hyper": False}, VARIANTS[variant] | {"align_coef": 0.0, "smooth_coef": 0.0}):
         args, game, agent = make(**settings)
         if agent.hyper is not None:
             for output in agent.hyper.outputs:
                 torch.nn.init.zeros_(output.weight)
-        batch, states = make_batch(args, game, agent)
-        results.append((batch, learn(args, agent, batch, states, hyper_lr=0.0)))
+        batch, memory = make_batch(args, game, agent)
+        results.append((batch, learn(args, agent, batch, memory, hyper_lr=0.0)))
     (batch, weights), (other_batch, other_weights) = results
-    for name in ("policy", "actions", "log_probs", "values"):
+    for name in ("policy", "actions", "log_probs", "returns"):
         assert torch.equal(batch[name], other_batch[name]), name
-    assert not same(weights, make(**(plain | {"hyper": False}))[2].state_dict())  # it did learn
+    assert not same(weights, make(hyper=False)[2].state_dict())  # it did learn
     assert same(weights, other_weights)
 
 
 @pytest.mark.parametrize("variant", HYPERS)
 def test_every_parameter_gets_a_gradient(variant):
     args, game, agent = make(**VARIANTS[variant])
-    batch, states = make_batch(args, game, agent)
-    loss, _, _ = mh.ppo_loss(args, agent, *some(batch, states), 0.01)
+    batch, memory = make_batch(args, game, agent)
+    loss, _, _ = mh.ppo_loss(args, agent, *some(batch, memory), 0.01)
     loss.backward()
     for name, parameter in agent.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("variant", ["joint", "shared", "local", "cumulative", "all"])
+@pytest.mark.parametrize("variant", ["joint", "local", "all"])
 def test_alpha_and_beta_change_the_update(variant):
     args, game, agent = make(**VARIANTS[variant])
     target = copy.deepcopy(agent.hyper)
     for parameter in target.parameters():
         parameter.data *= 1.1
-    batch, states = make_batch(args, game, agent, target=target)
+    batch, memory = make_batch(args, game, agent, target=target)
     learned = {}
     for alpha, beta in ((0.0, 0.0), (0.1, 0.0), (0.0, 0.05)):
         args.smooth_coef, args.align_coef = alpha, beta
-        learned[alpha, beta] = learn(args, agent, batch, states)
+        learned[alpha, beta] = learn(args, agent, batch, memory)
     assert not same(learned[0.0, 0.0], learned[0.1, 0.0])
     assert not same(learned[0.0, 0.0], learned[0.0, 0.05])
 
@@ -184,8 +162,8 @@ def test_alpha_and_beta_change_the_update(variant):
 def test_alpha_changes_nothing_where_weights_do_not_move():
     """Weights by identity do not change in time: there is nothing to smooth."""
     args, game, agent = make(hyper_input="id")
-    mb, states = some(*make_batch(args, game, agent))
-    assert mh.ppo_loss(args, agent, mb, states, 0.01)[1]["hyper/smooth"] == 0.0
+    mb, memory = some(*make_batch(args, game, agent))
+    assert mh.ppo_loss(args, agent, mb, memory, 0.01)[1]["hyper/smooth"] == 0.0
 
 
 def test_k_says_when_the_target_moves(tmp_path):
@@ -194,17 +172,9 @@ def test_k_says_when_the_target_moves(tmp_path):
               "--update-epochs", "2"]  # fmt: skip
     rows = {}
     for every, beta in ((8, 0.5), (16, 0.5), (8, 0.0), (16, 0.0)):  # eight gradient steps per iteration
-        argv = [
-            *common,
-            "--target-every",
-            str(every),
-            "--align-coef",
-            str(beta),
-            "--run-dir",
-            str(tmp_path / f"{every}{beta}"),
-        ]
-        args, run_dir = mh.prepare(tyro.cli(mh.Args, args=argv))
-        assert mh.train(args, run_dir) == 0
+        run_dir = tmp_path / f"{every}{beta}"
+        settings = ["--target-every", str(every), "--align-coef", str(beta), "--run-dir", str(run_dir)]
+        assert train(*common, *settings) == 0
         rows[every, beta] = [(row["losses/policy_loss"], row["hyper/align"]) for row in read_metrics(run_dir)]
     one, two = rows[8, 0.5], rows[16, 0.5]
     assert one[0] == two[0] and one[1] != two[1]
@@ -214,28 +184,28 @@ def test_k_says_when_the_target_moves(tmp_path):
 GAMES = ["smac-3m", "smac-2s3z", "msh-4h1s-4x4"]
 
 
-MIXED = [(env_id, variant) for env_id in GAMES[1:] for variant in ("mappo", "joint", "shared", "local", "cumulative")]
+MIXED = [(env_id, variant) for env_id in GAMES[1:] for variant in ("mappo", "joint", "local")]
 
 
 @pytest.mark.parametrize(("env_id", "variant"), [("smac-3m", name) for name in VARIANTS] + MIXED)
 def test_ratio_is_exactly_one_before_the_first_step(env_id, variant):
     """With recurrence, masks, dead agents and episode ends in the batch, and chunks in any order."""
     args, game, agent = make(env_id, **VARIANTS[variant])
-    batch, states = make_batch(args, game, agent)
-    assert batch["first"][1:].any() and (~batch["alive"]).any() and (~batch["legal"]).any()
+    batch, memory = make_batch(args, game, agent)
+    assert batch["is_first"][1:].any() and (~batch["alive"]).any() and (~batch["legal"]).any()
     for count in (5, 20, 36):
-        _, stats, ratio = mh.ppo_loss(args, agent, *some(batch, states, count, count), 0.01, args.perturbation)
+        _, stats, ratio = mh.ppo_loss(args, agent, *some(batch, memory, count, count), 0.01)
         assert torch.equal(ratio, torch.ones_like(ratio))
         assert stats["losses/approx_kl"] == 0.0 and stats["losses/clipfrac"] == 0.0
 
 
 @needs_mpe
-@pytest.mark.parametrize("variant", ["mappo", "joint", "perturbed"])
+@pytest.mark.parametrize("variant", ["mappo", "joint"])
 def test_ratio_is_exactly_one_with_continuous_actions(variant):
     args, game, agent = make("mpe-simple-spread", continuous=True, **(VARIANTS[variant] | {"num_envs": 6}))
-    batch, states = make_batch(args, game, agent)
-    assert batch["first"][1:].any() and batch["actions"].shape[3] == 5
-    _, _, ratio = mh.ppo_loss(args, agent, *some(batch, states), 0.01, args.perturbation)
+    batch, memory = make_batch(args, game, agent)
+    assert batch["is_first"][1:].any() and batch["actions"].shape[3] == 5
+    _, _, ratio = mh.ppo_loss(args, agent, *some(batch, memory), 0.01)
     assert torch.equal(ratio, torch.ones_like(ratio))
 
 
@@ -267,20 +237,20 @@ def test_smoothness_is_that_of_the_weights_and_never_crosses_a_reset():
 def test_alignment_uses_the_stored_inputs_and_the_target():
     """Right after a copy the reference is the policy that acted, to the last bit; then only the target counts."""
     args, game, agent = make()
-    batch, states = make_batch(args, game, agent)
-    mb, mb_states = some(batch, states)
+    batch, memory = make_batch(args, game, agent)
+    mb, mb_memory = some(batch, memory)
     assert torch.equal(batch["reference"], batch["policy"])
-    assert mh.ppo_loss(args, agent, mb, mb_states, 0.01)[1]["hyper/align"] == 0.0
+    assert mh.ppo_loss(args, agent, mb, mb_memory, 0.01)[1]["hyper/align"] == 0.0
     target = copy.deepcopy(agent.hyper)
     with torch.no_grad():
         target.outputs[2].weight *= 1.5
     args2, game2, agent2 = make()
-    batch2, states2 = make_batch(args2, game2, agent2, target=target)
+    batch2, memory2 = make_batch(args2, game2, agent2, target=target)
     with torch.no_grad():
         chunk = {name: x[:, :12] for name, x in batch2.items()}  # the first chunk of every env: memory from the start
-        by_hand = agent.policy(chunk, agent.start(12), 0.0, target)[0]
+        by_hand = agent.policy(chunk, agent.initial_memory(12), target)[0]
     assert torch.equal(chunk["reference"], by_hand) and not torch.equal(chunk["reference"], chunk["policy"])
-    align = mh.ppo_loss(args2, agent2, chunk, {n: x[:12] for n, x in states2.items()}, 0.01)[1]["hyper/align"]
+    align = mh.ppo_loss(args2, agent2, chunk, {n: x[:12] for n, x in memory2.items()}, 0.01)[1]["hyper/align"]
     p, q, alive = chunk["reference"].exp(), chunk["policy"], chunk["alive"]
     by_hand = (p * (chunk["reference"] - q)).sum(-1)[alive].mean()
     assert align == pytest.approx(by_hand.item(), rel=1e-4) and align > 0
@@ -288,30 +258,23 @@ def test_alignment_uses_the_stored_inputs_and_the_target():
 
 def test_gradient_clipping_covers_the_hypernetwork():
     args, game, agent = make(max_grad_norm=1e-6, update_epochs=1, num_minibatches=1)
-    batch, states = make_batch(args, game, agent)
+    batch, memory = make_batch(args, game, agent)
     groups = [{"params": list(part.parameters())} for part in (agent.actor, agent.critic, agent.hyper)]
     optimizer = torch.optim.SGD(groups, lr=1.0)
     before = copy.deepcopy(agent.hyper.state_dict())
-    mh.update(args, agent, optimizer, batch, states, 0.01, 0.0, torch.Generator())
+    mh.update(args, agent, optimizer, batch, memory, 0.01, torch.Generator())
     moved = torch.stack([(x - before[name]).norm() for name, x in agent.hyper.state_dict().items()]).norm().item()
     assert 0 < moved < 1.1e-6
 
 
 def test_flags_parse_as_said():
-    parse = lambda *argv: tyro.cli(mh.Args, args=list(argv))  # noqa: E731
-    assert parse().hyper and not parse("--no-hyper").hyper
-    assert parse("--hyper-share").hyper_share and not parse("--no-hyper-share").hyper_share
-    args = parse("--hyper-input", "id", "--delta", "cumulative", "--hyper-layers", "all", "--no-hyper-attention")
-    assert (args.hyper_input, args.delta, args.hyper_layers, args.hyper_attention) == ("id", "cumulative", "all", False)
-    for wrong in (["--hyper", "False"], ["--hyper-input", "all"], ["--delta", "none"], ["--value-norm", "yes"]):
-        with pytest.raises(SystemExit):
-            parse(*wrong)
-
-
-def test_every_argument_is_explained():
-    text = (ROOT / "mappo_hyper.py").read_text()
-    for field in mh.fields(mh.Args):
-        assert re.search(rf"    {field.name}: .*\n    \"\"\"", text), field.name
+    read = lambda *argv: parse(mh.Args, None, list(argv))  # noqa: E731
+    assert read().hyper and not read("--no-hyper").hyper and not read("--hyper=False").hyper
+    args = read("--hyper-input", "id", "--hyper-layers", "all", "--no-hyper-attention")
+    assert (args.hyper_input, args.hyper_layers, args.hyper_attention) == ("id", "all", False)
+    for wrong in (["--hyper", "False"], ["--hyper-input", "all"], ["--hyper-layers", "none"]):
+        with pytest.raises(envs.ConfigError):
+            read(*wrong)
 
 
 # the pieces
@@ -333,40 +296,97 @@ def test_gae_against_a_hand_computation():
     assert torch.equal(got[:, 0], torch.tensor([[0.5, 1.0, 0.875], [2.0, 4.0, -0.5], [0.0, 0.0, 0.0]]))
 
 
+def test_what_follows_a_step_is_the_next_value_or_that_of_the_final_observation():
+    """With lambda 0 an advantage is r + gamma v' - v."""
+    args = mh.Args(gamma=0.5, gae_lambda=0.0)
+    outcome = {name: torch.zeros(3, 1, 2) for name in ("reward", "values", "final_values")}
+    outcome["reward"] += 1.0
+    outcome["values"][:, 0, 0], outcome["values"][:, 0, 1] = torch.arange(3.0), torch.arange(10.0, 13.0)
+    outcome["final_values"] += 100.0  # counts where time ran out, and nowhere else
+    outcome |= {name: torch.zeros(3, 1, 2, dtype=torch.bool) for name in ("terminated", "truncated")}
+    outcome["truncated"][1, 0, 0] = outcome["terminated"][1, 0, 1] = True
+    mask = torch.ones(3, 1, 2, dtype=torch.bool)
+    advantages, returns = mh.estimate(args, outcome, torch.tensor([[[20.0, 40.0]]]), mask)
+    assert torch.equal(returns[:, 0], torch.tensor([[1.5, 6.5], [51.0, 1.0], [11.0, 21.0]]))
+    assert torch.equal(advantages, returns - outcome["values"])
+
+
+@pytest.mark.parametrize("num_values", [1, 3])
+def test_advantages_are_normalised_over_those_who_acted(num_values):
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(6, 5, num_values, generator=generator) * 3 + 2
+    alive = torch.rand(6, 5, 3, generator=generator) > 0.4
+    normalised = mh.normalise(advantages, alive).expand_as(alive)
+    assert normalised[alive].mean().abs() < 1e-6 and normalised[alive].std() == pytest.approx(1.0, abs=1e-5)
+    assert normalised[~alive].mean().abs() > 1e-3  # the comparison is not blind
+
+
+@pytest.mark.parametrize("env_id", ["smac-2s3z", "msh-4h1s-4x4"])
+def test_the_rollout_stores_what_happened_to_each_agent(env_id):
+    """The stored actions, played again in an env of the same seed: whose observation, reward and end is whose."""
+    args, game, agent = make(env_id)
+    batch, outcome, starts = {}, {}, {}
+    team = mh.Team(agent, game, torch.Generator().manual_seed(1))
+    next_values = mh.rollout(args, team, batch, outcome, starts, NO_RUN)
+    twin, num_values = TeamGame(make_env(env_id, args.num_envs, 3)), agent.critic.num_values
+    timed_out, last = 0, torch.zeros_like(batch["last_step"][0])
+    for step in range(args.num_steps):
+        seen = twin.observe()
+        assert all(torch.equal(batch[name][step], seen[name]) for name in ("obs", "legal", "alive"))
+        assert torch.equal(batch["last_step"][step], last)
+        assert torch.equal(outcome["values"][step], agent.critic.values({k: x[None] for k, x in seen.items()})[0])
+        _, reward, terminated, truncated, info = twin.env.step(batch["actions"][step].numpy())
+        for name, x in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            assert np.array_equal(outcome[name][step], x[:, :num_values])
+        for b, i in np.argwhere(truncated[:, :num_values]):
+            final = {name: x[None, b : b + 1] for name, x in twin.final(info).items()}
+            value = agent.critic.values(final)[0, 0, i]
+            assert outcome["final_values"][step, b, i].item() == pytest.approx(value.item(), abs=1e-5)
+            timed_out += 1
+        one_hot = torch.nn.functional.one_hot(batch["actions"][step], game.num_actions)
+        last = torch.cat([one_hot, torch.from_numpy(reward)[:, :, None]], dim=2)
+        last[torch.from_numpy(info["done"])] = 0.0
+    assert timed_out > 0 or game.is_battle
+    assert torch.equal(next_values, agent.critic.values({k: x[None] for k, x in twin.observe().items()}))
+    for k, memory in enumerate(starts["actor"]):  # the memory with which each chunk began
+        before = {name: x[: k * args.chunk_length] for name, x in batch.items()}
+        with torch.no_grad():
+            again = agent.policy(before, agent.initial_memory(args.num_envs))[2] if k else {"actor": memory * 0}
+        assert torch.equal(memory, again["actor"])
+
+
 def test_memory_starts_anew_with_an_episode():
     """A chunk with a reset inside gives, after it, what a chunk that begins there gives."""
-    args, game, agent = make(delta="cumulative", critic_recurrent=True)
-    batch, states = make_batch(args, game, agent)
-    step, chunk = (int(x) for x in batch["first"][2:-2].nonzero()[0] + torch.tensor([2, 0]))
+    args, game, agent = make()
+    batch, memory = make_batch(args, game, agent)
+    step, chunk = (int(x) for x in batch["is_first"][2:-2].nonzero()[0] + torch.tensor([2, 0]))
     late = {name: x[step:, chunk : chunk + 1] for name, x in batch.items()}
     one = {name: x[:, chunk : chunk + 1] for name, x in batch.items()}
     with torch.no_grad():
-        fresh = agent.policy(late, agent.start(1))[0]
-        whole = agent.policy(one, {name: x[chunk : chunk + 1] + 3.0 for name, x in states.items()})[0]
-        value = agent.critic(one, states["critic"][chunk : chunk + 1] + 3.0)[0][step:]
-        fresh_value = agent.critic(late, agent.start(1)["critic"])[0]
-    assert torch.allclose(whole[step:], fresh, atol=1e-5) and torch.allclose(value, fresh_value, atol=1e-5)
+        fresh = agent.policy(late, agent.initial_memory(1))[0]
+        whole = agent.policy(one, {name: x[chunk : chunk + 1] + 3.0 for name, x in memory.items()})[0]
+    assert torch.allclose(whole[step:], fresh, atol=1e-5)
 
 
 @pytest.mark.parametrize("env_id", ["smac-3m", "msh-4h1s-4x4"])
 def test_the_fallen_have_no_part_in_the_policy_loss(env_id):
     """Garbage in what the fallen did changes neither the loss, nor a statistic, nor a gradient."""
     args, game, agent = make(env_id, hyper_input="local")
-    batch, states = make_batch(args, game, agent)
+    batch, memory = make_batch(args, game, agent)
     gone = ~batch["alive"]
     assert gone.sum() > 50
     garbage = {name: x.clone() for name, x in batch.items()}
-    garbage["log_probs"][gone] = 7.5
+    garbage["log_probs"][gone] = -200.0  # a ratio beyond all numbers
     garbage["actions"][gone] = 0
     garbage["legal"][gone] = True
     garbage["reference"][gone] = -3.0
-    if not game.team:
-        for name in ("advantages", "returns", "values"):
+    if not game.shared_reward:
+        for name in ("advantages", "returns"):
             garbage[name][gone] = 7.5
 
     def loss_and_gradient(data):
         agent.zero_grad()
-        loss, stats, _ = mh.ppo_loss(args, agent, data, states, 0.05)
+        loss, stats, _ = mh.ppo_loss(args, agent, data, memory, 0.05)
         loss.backward()
         return loss.item(), stats, [parameter.grad.clone() for parameter in agent.parameters()]
 
@@ -380,11 +400,11 @@ def test_the_fallen_have_no_part_in_the_policy_loss(env_id):
 
 def test_attention_does_not_see_the_fallen():
     args, game, agent = make()
-    batch, states = make_batch(args, game, agent)
+    batch, memory = make_batch(args, game, agent)
     other = {name: x.clone() for name, x in batch.items()}
     other["obs"][~batch["alive"]] = 5.0
     with torch.no_grad():
-        policy, other_policy = agent.policy(batch, states)[0], agent.policy(other, states)[0]
+        policy, other_policy = agent.policy(batch, memory)[0], agent.policy(other, memory)[0]
     there = batch["alive"][..., None].expand_as(policy)
     assert torch.equal(policy[there], other_policy[there])
 
@@ -392,43 +412,33 @@ def test_attention_does_not_see_the_fallen():
 def test_joint_input_sees_the_team_and_local_only_itself():
     for name, seen in (("joint", True), ("local", False), ("id", False)):
         args, game, agent = make(hyper_input=name)
-        batch, states = make_batch(args, game, agent)
+        batch, memory = make_batch(args, game, agent)
         other = {name: x.clone() for name, x in batch.items()}
         other["obs"][:, :, 1:] += 1.0
-        other["last"][:, :, 1:] += 1.0
+        other["last_step"][:, :, 1:] += 1.0
         with torch.no_grad():
-            changed = not torch.equal(agent.policy(batch, states)[0][:, :, 0], agent.policy(other, states)[0][:, :, 0])
+            changed = not torch.equal(agent.policy(batch, memory)[0][:, :, 0], agent.policy(other, memory)[0][:, :, 0])
         assert changed == seen
 
 
-@pytest.mark.parametrize("critic", [{}, {"critic_input": "agent"}, {"critic_recurrent": True}])
-def test_popart_keeps_what_the_critic_says(critic):
-    args, game, agent = make(**critic)
-    batch, states = make_batch(args, game, agent)
-
-    def values():
-        centre, unit = agent.critic.scale()
-        with torch.no_grad():
-            return agent.critic(batch, states.get("critic"))[0] * unit + centre
-
+@pytest.mark.parametrize("env_id", ["smac-3m", "msh-4h1s-4x4"])
+def test_popart_keeps_what_the_critic_says(env_id):
+    args, game, agent = make(env_id)
+    batch, _ = make_batch(args, game, agent)
     agent.critic.see_returns(torch.randn(500, generator=torch.Generator().manual_seed(0)) * 4 + 9)
-    centre, unit = agent.critic.scale()
-    assert centre.item() == pytest.approx(9, abs=0.5) and unit.item() == pytest.approx(4, abs=0.5)
-    before = values()
+    mean, std = agent.critic.scale()
+    assert mean.item() == pytest.approx(9, abs=0.5) and std.item() == pytest.approx(4, abs=0.5)
+    before = agent.critic.values(batch)
     agent.critic.see_returns(torch.tensor([100.0, 140.0]))
-    assert agent.critic.scale()[0] > centre + 2
-    assert torch.allclose(before, values(), atol=1e-3)
-    agent.critic.value_norm = "none"
-    assert agent.critic.scale() == (0.0, 1.0)
+    assert agent.critic.scale()[0] > mean + 2
+    assert torch.allclose(before, agent.critic.values(batch), atol=1e-3)
 
 
 def test_an_optimistic_critic_expects_more_until_it_has_learned():
     said = []
     for initial_value in (0.0, 6.0):
         args, game, agent = make(initial_value=initial_value)
-        batch, states = make_batch(args, game, agent)
-        with torch.no_grad():
-            said.append(agent.critic(batch, states.get("critic"))[0])
+        said.append(agent.critic.values(make_batch(args, game, agent)[0]))
     assert torch.allclose(said[0] + 6, said[1], atol=1e-5)
 
 
@@ -438,7 +448,7 @@ def test_an_optimistic_critic_expects_more_until_it_has_learned():
 def test_grid_games_are_seen_from_the_own_place(env_id, settings):
     """Against a plain loop over the cells, on boards of random play in which players have left."""
     env = envs.make(env_id, num_envs=16, seed=3, **settings)
-    nearby, rng, left = mh.Nearby(env.game), np.random.default_rng(0), 0
+    nearby, rng, left = Nearby(env.game), np.random.default_rng(0), 0
     height, width, planes = env.spec.obs_shape
     for _ in range(12):
         seen = nearby(env.obs)
@@ -463,46 +473,26 @@ def test_grid_games_are_seen_from_the_own_place(env_id, settings):
     assert left > 0 or env_id.startswith("msd")
 
 
-def test_death_masking_shows_the_critic_of_the_fallen_its_id_alone():
-    args, game, agent = make(critic_input="agent")
-    batch, _ = make_batch(args, game, agent)
-    with torch.no_grad():
-        values = agent.critic(batch, None)[0]
-        other = batch | {"state": batch["state"] + 1.0}
-        moved = agent.critic(other, None)[0]
-    gone = ~batch["alive"]
-    assert values.shape == gone.shape and torch.equal(values[gone], moved[gone])
-    assert not torch.equal(values[~gone], moved[~gone])
-
-
-def test_cumulative_changes_are_the_faded_sum():
-    args, game, agent = make(delta="cumulative", decay=0.5)
-    plain = make()[2]
-    batch, _ = make_batch(args, game, agent)
-    chunk = {name: x[:, :12] for name, x in batch.items()}
-    with torch.no_grad():
-        sums, base = (net.hyper(chunk, net.start(12))[0] for net in (agent, plain))
-    total = torch.zeros_like(base[0])
-    for step in range(len(base)):
-        total = torch.where(chunk["first"][step][:, None, None], 0.0, 0.5 * total) + base[step]
-        assert torch.allclose(sums[step], total, atol=1e-6)
-
-
-def test_low_rank_and_whole_changes_are_weight_changes():
-    """A generated layer is the layer with W + dW and b + db, for every agent by its own change."""
-    for variant in ("joint", "whole matrices", "shared"):
+def test_generated_layers_are_layers_with_changed_weights():
+    """W + dW and b + db, for every agent by its own change; scaled layers are (1 + s) times themselves by groups."""
+    for variant in ("joint", "whole matrices"):
         args, game, agent = make(**VARIANTS[variant])
-        batch, states = make_batch(args, game, agent)
+        batch, memory = make_batch(args, game, agent)
+        step, chunk, number, hyper = 3, 2, 1, agent.hyper
         with torch.no_grad():
-            changes = agent.hyper.outputs[2](agent.hyper(batch, states)[0])
-            x = torch.randn(*batch["alive"].shape, args.hidden)
-            got = agent.actor.layer(2, x, changes, agent.hyper.factors)
-            step, chunk, number = 3, 2, 1
-            change = changes[step, chunk, number % changes.shape[2]].view(-1, agent.actor.columns[2])
-            left = agent.hyper.factors["2"].weight.T if "2" in agent.hyper.factors else torch.eye(args.hidden)
-            layer = agent.actor.layers[2]
-            by_hand = x[step, chunk, number] @ (layer.weight.T + left @ change[:-1]) + layer.bias + change[-1]
-        assert torch.allclose(got[step, chunk, number], by_hand, atol=1e-5)
+            codes = hyper(batch, memory)[0]
+            x = torch.randn(*batch["alive"].shape, args.hidden_size, generator=torch.Generator().manual_seed(0))
+            for k in (1, 2):
+                layer = agent.actor.layers[k]
+                got = hyper.change(k, x, layer(x), codes)[step, chunk, number]
+                generated, row = hyper.outputs[k](codes)[step, chunk, number], x[step, chunk, number]
+                if k == 2:
+                    change = generated.view(-1, layer.out_features)
+                    left = hyper.factors["2"].weight.T if "2" in hyper.factors else torch.eye(args.hidden_size)
+                    by_hand = row @ (layer.weight.T + left @ change[:-1]) + layer.bias + change[-1]
+                else:
+                    by_hand = layer(row) * (1 + generated.repeat_interleave(args.hidden_size // 8))
+                assert torch.allclose(got, by_hand, atol=1e-5)
 
 
 def test_normal_policies_against_torch():
@@ -518,7 +508,59 @@ def test_normal_policies_against_torch():
     assert torch.allclose(mh.kl_between(policy, other, True), kl, atol=1e-5)
 
 
-# particle games
+# games
+
+
+@pytest.mark.parametrize("env_id", ["smac-MMM", "msh-4h1s-4x4", pytest.param("mpe-simple-spread", marks=needs_mpe)])
+def test_one_face_for_all_games(env_id):
+    """Sizes as said, ends with who was still there, the step's reward, and scores as the env counts them itself."""
+    game, rng = TeamGame(make_env(env_id, 6, 3)), np.random.default_rng(0)
+    shape, ends, left = (6, game.num_agents), 0, 0
+    for _ in range(60):
+        seen = game.observe()
+        assert seen["obs"].shape == (*shape, game.obs_size) and seen["state"].shape == (6, game.state_size)
+        assert seen["alive"].shape == shape and seen["legal"].shape == (*shape, game.num_actions)
+        legal = np.where(game.env.alive[:, :, None], game.env.legal, True)
+        actions = (legal * rng.random(legal.shape)).argmax(2)
+        before = game.env.alive.copy()
+        _, reward, terminated, truncated, info = game.env.step(game.env_actions(torch.from_numpy(actions)))
+        assert np.array_equal(game.reward(), reward)
+        if game.shared_reward:
+            assert (reward == reward[:, :1]).all()
+        final = game.final(info)
+        for b in np.flatnonzero(info["done"]):
+            ends += 1
+            there = final["alive"][b].numpy()
+            left += int((~there).sum())
+            assert not there[~before[b]].any()  # nobody comes back
+            if game.is_battle and terminated[b].any():  # somebody of the winners stands
+                assert there.any() == info["battle_won"][b]
+            else:  # whomever the end of time found was there
+                assert there[truncated[b]].all()
+    assert ends > 0 and (left > 0 or not game.is_battle)
+
+
+@pytest.mark.parametrize("env_id", ["smac-3m", "msh-4h1s-4x4"])
+def test_scores_are_of_one_episode_in_each_env(env_id):
+    args, _, agent = make(env_id)
+    scores = mh.evaluate(args, agent, 10, 7)
+    twin = TeamGame(make_env(env_id, 10, 7))
+    team, returns, won, lengths = mh.Team(agent, twin, torch.Generator().manual_seed(7)), {}, {}, {}
+    while len(returns) < 10:
+        actions = team.act()
+        info = twin.env.step(actions)[-1]
+        team.watch(twin.env, actions, info)
+        for b in np.flatnonzero(info["done"]):
+            if b not in returns:
+                returns[b], lengths[b] = info["episode_return"][b].copy(), info["episode_length"][b]
+                won[b] = twin.is_battle and info["battle_won"][b]
+    assert scores["return"] == pytest.approx(np.mean(list(returns.values()))) and scores["episodes"] == 10
+    assert scores["length"] == pytest.approx(np.mean(list(lengths.values())))
+    if twin.is_battle:
+        assert scores["win_rate"] == pytest.approx(np.mean(list(won.values())))
+    else:
+        by_player = np.mean(list(returns.values()), axis=0)
+        assert [scores[f"return-player{i + 1}"] for i in range(4)] == pytest.approx(by_player)
 
 
 @needs_mpe
@@ -551,7 +593,7 @@ def test_particle_env_keeps_the_contract(continuous):
 def test_a_run_leaves_what_it_should(finished):
     rows = read_metrics(finished)
     assert [int(row["global_step"]) for row in rows][-1] == 1280
-    assert sum(bool(row["eval/win_rate"]) for row in rows) == 3
+    assert sum(bool(row["eval/win_rate"]) for row in rows) == 4  # three on the way, and the last weights
     for name in ("charts/episodic_return", "charts/win_rate", "charts/episodic_length", "losses/policy_loss",
                  "losses/value_loss", "losses/entropy", "losses/approx_kl", "losses/clipfrac", "losses/policy_kl",
                  "losses/explained_variance", "hyper/smooth", "hyper/align", "hyper/delta_size",
@@ -564,110 +606,77 @@ def test_a_run_leaves_what_it_should(finished):
     assert spec["script"] == "mappo_hyper.py" and spec["env_id"] == "smac-3m"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_a_stopped_run_resumes_to_the_same_bits(finished, tmp_path, how):
-    run_dir = tmp_path / "stopped"
-    command = [sys.executable, str(ROOT / "mappo_hyper.py"), "--run-dir", str(run_dir), "--seed", "5", *TINY]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    deadline = time.time() + 200
-    while not (run_dir / "checkpoints" / "last" / "spec.json").exists() and process.poll() is None:
-        assert time.time() < deadline
-        time.sleep(0.005)
-    process.send_signal(how)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == (-how if how == signal.SIGKILL else 128 + how), err
-    assert how == signal.SIGKILL or f"--resume {run_dir}" in out
-    assert not (run_dir / "result.json").exists()
-    args, _ = mh.prepare(mh.Args(resume=str(run_dir)))
-    assert mh.train(args, run_dir) == 0
-    assert read_metrics(run_dir) == read_metrics(finished)
-    for name in ("last", "best"):
-        weights, expected = (load_file(d / "checkpoints" / name / "weights.safetensors") for d in (run_dir, finished))
-        assert weights.keys() == expected.keys() and same(weights, expected)
-    result, expected = (json.loads((d / "result.json").read_text()) for d in (run_dir, finished))
-    assert result["eval"] == expected["eval"]
-
-
 @pytest.mark.parametrize(("env_id", "more"), [
-    ("msh-4h1s-4x4", ["--delta", "cumulative", "--critic-recurrent", "--start-window", "3"]),
+    ("smac-3m", []),
+    ("smac-3m", ["--no-hyper"]),
+    ("msh-4h1s-4x4", ["--hyper-input", "local", "--start-window", "3"]),
     pytest.param("mpe-simple-spread", ["--continuous"], marks=needs_mpe),
-    ("smac-3m", ["--no-hyper", "--critic-input", "agent", "--value-norm", "running", "--huber-delta", "1"]),
 ])  # fmt: skip
-def test_other_games_and_options_resume_to_the_same_bits(env_id, more, tmp_path, monkeypatch):
-    """In one process: a run that is stopped after its first save, and resumed, against one that is not."""
-    argv = ["--env-id", env_id, *more, *TINY, "--eval-every", "0", "--update-epochs", "1"]
-    parts = []
-    for name in ("whole", "stopped"):
-        run_dir = tmp_path / name
-        args, _ = mh.prepare(tyro.cli(mh.Args, args=[*argv, "--run-dir", str(run_dir)]))
-        if name == "stopped":
-            kept = mh.save_checkpoint
+def test_every_kind_of_game_resumes_to_the_same_bits(env_id, more, tmp_path, monkeypatch):
+    """A run that is stopped in its sixth iteration and resumed, against one that is not: memories, target and all."""
+    argv = ["--env-id", env_id, *more, *TINY, "--eval-every", "0", "--update-epochs", "2"]
+    update, ends = mh.update, []
+    for name, stop_at in (("whole", 0), ("stopped", 6)):
+        run_dir, calls = tmp_path / name, []
 
-            def save_and_stop(*given, kept=kept):
-                kept(*given)
-                raise KeyboardInterrupt
+        def update_and_stop(*given, calls=calls, stop_at=stop_at):
+            calls.append(given)
+            if len(calls) == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return update(*given)
 
-            monkeypatch.setattr(mh, "save_checkpoint", save_and_stop)
-            with pytest.raises(KeyboardInterrupt):
-                mh.train(args, run_dir)
-            monkeypatch.setattr(mh, "save_checkpoint", kept)
-            args, _ = mh.prepare(mh.Args(resume=str(run_dir)))
-        assert mh.train(args, run_dir) == 0
-        parts.append((read_metrics(run_dir), load_file(run_dir / "checkpoints" / "last" / "weights.safetensors")))
-    assert parts[0][0] == parts[1][0] and same(parts[0][1], parts[1][1])
+        monkeypatch.setattr(mh, "update", update_and_stop)
+        assert train(*argv, "--run-dir", str(run_dir)) == (128 + signal.SIGTERM if stop_at else 0)
+        if stop_at:
+            assert train("--resume", str(run_dir)) == 0
+        ends.append((read_metrics(run_dir), load_file(run_dir / "checkpoints" / "last" / "weights.safetensors")))
+    assert len(ends[0][0]) == 4 and ends[0][0] == ends[1][0] and same(ends[0][1], ends[1][1])
 
 
 def test_the_start_curriculum_fades(tmp_path, monkeypatch):
     seen = []
-    made = mh.make_env
 
-    def make_env(*given):
-        env = made(*given)
-        kept = env.set_start_window
-        env.set_start_window = lambda window, prob: (seen.append((window, prob)), kept(window, prob))
-        return env
+    def set_start_window(game, window, prob, kept=TeamGame.set_start_window):
+        seen.append((game.num_envs, window, prob))
+        kept(game, window, prob)
 
-    monkeypatch.setattr(mh, "make_env", make_env)
-    sizes = {"num_envs": 4, "num_steps": 16, "total_timesteps": 4 * 64, "update_epochs": 1, "final_eval_episodes": 2}
-    args = mh.Args(env_id="msh-4h1s-8x8", start_window=3, start_window_prob=0.8, eval_every=0, **sizes)
-    assert mh.train(args, tmp_path / "run") == 0
-    assert [window for window, _ in seen] == [3] * 4  # evaluation envs never get one
-    assert [prob for _, prob in seen] == pytest.approx([0.8, 0.4, 0.0, 0.0])
+    monkeypatch.setattr(TeamGame, "set_start_window", set_start_window)
+    argv = ["--env-id", "msh-4h1s-8x8", "--start-window", "3", "--start-window-prob", "0.8", "--num-envs", "4",
+            "--num-steps", "16", "--total-timesteps", "256", "--update-epochs", "1", "--eval-every", "0",
+            "--final-eval-episodes", "2", "--run-dir", str(tmp_path / "run")]  # fmt: skip
+    assert train(*argv) == 0
+    assert {(num_envs, window) for num_envs, window, _ in seen} == {(4, 3)}  # evaluation envs never get one
+    assert [prob for *_, prob in seen[1:]] == pytest.approx([0.8, 0.4, 0.0, 0.0])
 
 
-def test_nan_stops_the_run_with_a_message(tmp_path, capsys):
-    argv = [*TINY, "--run-dir", str(tmp_path / "nan"), "--learning-rate", "1e30", "--max-grad-norm", "1e30"]
-    args, run_dir = mh.prepare(tyro.cli(mh.Args, args=argv))
-    assert mh.train(args, run_dir) == 1
-    assert re.search(r"stopped after step \d+: the loss became", capsys.readouterr().err)
-
-
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path):
-    done = run("--env-id", "smac-99m", "--run-dir", str(tmp_path / "x"))
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "99m" in done.stderr
-    assert not (tmp_path / "x").exists()
+def test_an_update_that_is_no_number_is_refused():
+    args, game, agent = make()
+    batch, memory = make_batch(args, game, agent)
+    batch["advantages"][3, 2] = torch.nan
+    with pytest.raises(FloatingPointError, match="the loss became nan"):
+        learn(args, agent, batch, memory)
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("argv", "words"),
     [
-        ({"num_steps": 50}, "--num-steps 50 must be a multiple of --chunk-length 16"),
-        ({"hidden": 20}, "--hidden must be a multiple of 8"),
-        ({"hyper_heads": 3}, "must be a multiple of twice --hyper-heads"),
-        ({"hyper_share": True, "hyper_input": "local"}, "--hyper-share needs --hyper-input joint"),
-        ({"perturbation": 2.0}, "--perturbation must be from 0 to 1"),
-        ({"env_id": "nothing"}, "unknown env id 'nothing'"),
-        ({"env_id": "mpe-nothing"}, "unknown particle game"),
-        ({"continuous": True}, "--continuous is for mpe-simple-spread only"),
-        ({"resume": "no/such/run"}, "no args.json"),
-        ({"start_jitter": 500.0}, "start_jitter must be"),
-        ({"start_window": 3}, "--start-window is for grid games only"),
-        ({"env_id": "msh-4h1s-8x8", "start_window": 2}, "a start window of 2x2 cannot hold"),
+        ("--num-steps 50", "--num-steps 50 must be a multiple of --chunk-length 16"),
+        ("--hidden-size 20", "--hidden-size must be a multiple of 8"),
+        ("--hyper-heads 3", "must be a multiple of twice --hyper-heads 3"),
+        ("--gamma 2", "--gamma must be from 0 to 1, not 2.0"),
+        ("--env-id nothing", "unknown env id 'nothing'"),
+        ("--env-id mpe-nothing", "unknown particle game"),
+        ("--continuous", "--continuous is for mpe-simple-spread only"),
+        ("--start-jitter 500", "--start-jitter must be from 0 to 100"),
+        ("--env-id msh-4h1s-4x4 --start-jitter 1", "--start-jitter is for battles only"),
+        ("--start-window 3", "--start-window is for grid games only"),
+        ("--env-id msh-4h1s-8x8 --start-window 2", "a start window of 2x2 cannot hold"),
     ],
 )
-def test_bad_settings_are_named(settings, words, tmp_path):
-    with pytest.raises(envs.ConfigError, match=re.escape(words)):
-        mh.train(*mh.prepare(mh.Args(run_dir=str(tmp_path / "x"), **settings)))
+def test_bad_settings_are_named(argv, words, tmp_path, capsys):
+    assert train(*argv.split(), "--run-dir", str(tmp_path / "x")) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and words in said[0]
     assert not (tmp_path / "x").exists()
 
 
@@ -700,7 +709,7 @@ def test_evaluate_plays_a_battle_checkpoint_and_films_it(finished, tmp_path):
 def test_a_team_checkpoint_plays_a_seat_of_a_grid_game(tmp_path):
     run_dir = tmp_path / "grid"
     argv = ["--env-id", "msh-4h1s-4x4", *TINY, "--total-timesteps", "256", "--run-dir", str(run_dir)]
-    assert mh.train(*mh.prepare(tyro.cli(mh.Args, args=argv))) == 0
+    assert train(*argv) == 0
     env = envs.make("msh-4h1s-4x4", num_envs=16, seed=9)
     played = play_episodes(env, Seats(env, [str(run_dir), "ns", "nh", str(run_dir)], None, 1))
     assert (played.lengths > 0).all()

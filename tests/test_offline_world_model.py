@@ -59,7 +59,7 @@ class TrueModel:
 def trained(tmp_path_factory):
     """A small model trained for seconds by the script itself, and its folder."""
     out_dir = tmp_path_factory.mktemp("wm")
-    args = ["--num-transitions", 4000, "--epochs", 6, "--hidden", 64, "--batch-size", 32, "--out-dir", out_dir]
+    args = ["--num-transitions", 4000, "--epochs", 6, "--hidden-size", 64, "--batch-size", 32, "--out-dir", out_dir]
     command = [sys.executable, str(ROOT / "train_world_model.py"), *map(str, args)]
     out = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=out_dir)
     assert out.returncode == 0, out.stderr
@@ -189,7 +189,7 @@ def test_imagined_rollouts_respect_masks_ends_and_departures(planes):
     model = untrained(game, planes)
     out = wm.rollout(model, game.draw(3, 50), random_policy(), 45)
     for step in range(45):
-        legal = game.legal(out.states[step])
+        legal = game.legal(out.states[step], trusted=planes)  # planes may show the impossible
         assert (legal == out.legal[step]).all()
         assert np.take_along_axis(legal, out.actions[step][:, :, None], 2).all()
     on_board = np.stack([game.alive(states) for states in out.states])
@@ -237,6 +237,153 @@ def test_recorded_sequences_are_replayed_exactly():
     assert wm.error_growth(untrained(game), data, 10)["all_exact"][-1] < 0.5
 
 
+# the world as HOP+ without trees uses it -----------------------------------------------------------------------------
+
+
+def legal_actions(env, seed):
+    return (np.random.default_rng(seed).random(env.legal.shape) * env.legal).argmax(2)
+
+
+@pytest.mark.parametrize("prosocial", [False, True])
+def test_a_world_of_rules_or_of_a_model_that_knows_them_is_the_game(prosocial, monkeypatch):
+    """Also where the model, which pays selfish rewards, is asked in chunks."""
+    game, plain = envs.game(ID, prosocial=prosocial), envs.game(ID)
+    states = transitions(game, 300, lineup="nh", noise=0.3)["states"]
+    actions = random_policy(1)(None, game.legal(states), None)
+    real, alive = game.simulate(states, actions), game.alive(states)
+    monkeypatch.setattr(wm, "WORLD_ROWS", 64)
+    for world in (wm.World(game, None), wm.World(game, TrueModel(plain))):
+        ahead = world.step(states, actions)
+        assert (ahead.states == real.states).all() and (ahead.ended == (real.terminated | real.truncated)).all()
+        assert np.allclose(ahead.reward[alive], real.reward[alive]) and not ahead.reward[~alive].any()
+        assert (ahead.over == game.over(real.states)).all()
+    assert (real.reward != 0).any() and not alive.all()
+
+
+def imagined_games(num_imagined=20, horizon=5, seed=1, world=None):
+    env = envs.make(ID, num_envs=6, seed=seed)
+    return wm.ImaginedGames(env, world or wm.World(env.game, None), num_imagined, horizon, seed)
+
+
+def test_real_games_do_not_feel_the_imagined_ones():
+    alone, games = envs.make(ID, num_envs=6, seed=1), imagined_games()
+    for step in range(60):
+        assert (games.states[:6] == alone.states).all() and (games.legal[:6] == alone.legal).all()
+        actions = legal_actions(games, step)
+        _, reward, terminated, truncated, info = alone.step(actions[:6])
+        found = games.step(actions)
+        assert (found["reward"][:6] == reward).all() and (found["ended"][:6] == (terminated | truncated)).all()
+        assert (found["done"][:6] == info["done"]).all() and not found["cut"][:6].any()
+        assert (found["info"]["episode_return"] == info["episode_return"]).all() and len(found["info"]["done"]) == 6
+
+
+def test_imagined_games_follow_the_world_and_are_cut():
+    games = imagined_games()
+    rules, age, ends = games.game, np.zeros(20, int), 0
+    assert (games.states[6:][:, None] == games.boards).all(2).any(1).all()  # they start from real boards
+    games.boards = rules.draw(99, 500)
+    for step in range(40):
+        before, actions = games.states[6:].copy(), legal_actions(games, step)
+        found, real = games.step(actions), rules.simulate(before, actions[6:])
+        age += 1
+        over = rules.over(real.states)
+        assert (found["after"] == real.states).all() and np.allclose(found["reward"][6:], real.reward)
+        assert (found["cut"][6:] == (~over & (age >= 5))).all() and (found["done"][6:] == (over | (age >= 5))).all()
+        done = found["done"][6:]
+        assert (games.states[6:][~done] == real.states[~done]).all()
+        assert (games.states[6:][done][:, None] == games.boards).all(2).any(1).all()
+        age[done], ends = 0, ends + done.sum()
+        assert (games.legal == rules.legal(games.states)).all() and (games.t == games.states[:, T]).all()
+    assert ends > 100
+
+
+def test_a_world_that_forgets_the_time_limit_is_cut_there():
+    class Forgetful(wm.World):
+        def step(self, states, actions):
+            ahead = super().step(states, np.full_like(actions, STAY))
+            return ahead._replace(over=np.zeros_like(ahead.over), ended=np.zeros_like(ahead.ended))
+
+    env = envs.make(ID, num_envs=2, seed=1)
+    games = wm.ImaginedGames(env, Forgetful(env.game, None), 4, 1000, 1)
+    cuts = [games.step(np.full((6, 4), STAY))["cut"][2:].all() for _ in range(35)]
+    assert cuts == [False] * 34 + [True]
+
+
+def test_imagined_games_go_on_as_if_never_stopped():
+    one, two = imagined_games(seed=1), imagined_games(seed=2)
+    for step in range(7):
+        one.step(legal_actions(one, step))
+    two.set_state({name: array.copy() for name, array in one.get_state().items()})
+    two.boards = one.boards  # of recent play: whoever trains keeps it
+    for step in range(30):
+        assert (one.states == two.states).all()
+        found = [games.step(legal_actions(games, step)) for games in (one, two)]
+        for name in ("reward", "ended", "taken", "done", "cut", "after"):
+            assert (found[0][name] == found[1][name]).all()
+
+
+def test_no_imagined_games_at_all():
+    env = envs.make(ID, num_envs=3, seed=1)
+    games = wm.ImaginedGames(env, None, 0, 5, 1)
+    found = games.step(legal_actions(games, 0))
+    assert found["reward"].shape == (3, 4) and found["after"].shape[0] == 0 and games.num_envs == 3
+
+
+def test_fresh_scores_by_hand():
+    game = envs.game(ID)
+    data = transitions(game, 400)
+    perfect = wm.score_fresh(TrueModel(game), data)
+    wanted = {"exact": 1.0, "exact_rewarded": 1.0, "reward_mse": 0.0, "end_accuracy": 1.0, "impossible": 0.0}
+    assert perfect == pytest.approx({f"wm/{name}": value for name, value in wanted.items()})
+
+    class Wrong(TrueModel):
+        """Wrong by 2 about player 1's reward, always says that it is over, and puts player 1 back into its cell."""
+
+        def imagine(self, states, actions):
+            after, reward, end = super().imagine(states, actions)
+            after[:, PLAYERS], reward[:, 0] = states[:, PLAYERS], reward[:, 0] + 2.0
+            return after, reward, np.ones_like(end)
+
+    wrong, alive = wm.score_fresh(Wrong(game), data), game.alive(data["states"])
+    stood = (data["states"][:, PLAYERS] == data["next_states"][:, PLAYERS]).mean()
+    assert wrong["wm/exact"] == pytest.approx(stood) and wrong["wm/end_accuracy"] == pytest.approx(data["end"].mean())
+    assert wrong["wm/reward_mse"] == pytest.approx(4 * alive[:, 0].sum() / alive.sum())
+    nothing = (data["reward"] == 0).all(1)
+    assert "wm/exact_rewarded" not in wm.score_fresh(TrueModel(game), {k: x[nothing] for k, x in data.items()})
+
+
+def test_prepare_takes_what_is_asked_for_or_fits_or_makes_one(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, _ = trained
+    found, model = wm.prepare(str(folder), ID, 1)
+    assert found == folder and model.game.env_id == ID and not list(tmp_path.iterdir())
+    whole_train, asked = wm.train, []
+
+    def train(args):  # what it was asked for, but small
+        asked.append((args.env_id, args.seed, args.planes, args.out_dir))
+        return whole_train(wm.Args(env_id=args.env_id, num_transitions=300, epochs=1, hidden_size=8))
+
+    monkeypatch.setattr(wm, "train", train)
+    made, _ = wm.prepare("", "msd-4x4", 5)
+    assert asked == [("msd-4x4", 5, False, "vae_ckpts")] and wm.prepare("", "msd-4x4", 6)[0] == made
+    whole_train(wm.Args(env_id="msd-4x4", num_transitions=300, epochs=1, hidden_size=8, planes=True))
+    assert wm.prepare("", "msd-4x4", 6)[0] == made  # not the older kind of model, though newer
+    with pytest.raises(ConfigError, match=r"trained on msh-4h1s-4x4, this run uses msd-4x4"):
+        wm.prepare(str(folder), "msd-4x4", 1)
+    with pytest.raises(ConfigError, match=r"'nowhere' is no checkpoint"):
+        wm.prepare("nowhere", ID, 1)
+
+
+def test_rehearsal_is_rule_based_play_with_selfish_rewards(capsys):
+    game = envs.game(ID, prosocial=True, max_block_comp=1)
+    data = wm.rehearsal(game, 400, 1)
+    assert capsys.readouterr().out == "" and {len(column) for column in data.values()} == {400}
+    plain = envs.game(ID)
+    after = plain.simulate(data["states"], data["actions"])
+    assert (after.states == data["next_states"]).all() and (after.reward == data["reward"]).all()
+    assert (data["reward"] != 0).any()
+
+
 # training, checkpoints, the tester -----------------------------------------------------------------------------------
 
 
@@ -257,7 +404,7 @@ def test_world_model_checkpoints_are_checked(trained, tmp_path):
         wm.load_checkpoint(folder, envs.spec("msh-4h1s-8x8"))
     with pytest.raises(ConfigError, match=r"trained with prosocial False, this run uses prosocial True"):
         wm.load_checkpoint(folder, envs.spec(ID, prosocial=True))
-    with pytest.raises(ConfigError, match=r"kind 'world_model', not 'goal_vae'"):
+    with pytest.raises(ConfigError, match=r"kind 'world_model', not 'goal_models'"):
         pv.load_checkpoint(folder)
     spec, weights = json.loads((folder / "spec.json").read_text()), (folder / "weights.safetensors").read_bytes()
     sizes = [{"reward_values": ["a"]}, {"hidden": 9}, {"planes": True}, {"hidden": 10**12}, {"hidden": None}]
@@ -326,7 +473,7 @@ def test_the_tester_is_no_test():
 
 @pytest.mark.parametrize(("env_id", "planes"), [("msd-4x4", False), ("msh-4h1s-8x8", False), (ID, True)])
 def test_other_games_and_the_planes_model(tmp_path, env_id, planes):
-    args = wm.Args(env_id=env_id, num_transitions=600, epochs=1, hidden=16, planes=planes, out_dir=str(tmp_path))
+    args = wm.Args(env_id=env_id, num_transitions=600, epochs=1, hidden_size=16, planes=planes, out_dir=str(tmp_path))
     folder = wm.train(args)
     model, _ = wm.load_checkpoint(folder, envs.spec(env_id))
     game = envs.game(env_id)
@@ -335,7 +482,7 @@ def test_other_games_and_the_planes_model(tmp_path, env_id, planes):
 
 
 def test_same_seed_same_weights(tmp_path):
-    args = {"num_transitions": 400, "epochs": 1, "hidden": 16}
+    args = {"num_transitions": 400, "epochs": 1, "hidden_size": 16}
     one, two = (wm.train(wm.Args(out_dir=str(tmp_path / k), **args)) for k in "ab")
     assert (one / "weights.safetensors").read_bytes() == (two / "weights.safetensors").read_bytes()
     other = wm.train(wm.Args(out_dir=str(tmp_path / "c"), seed=2, **args))
@@ -351,6 +498,7 @@ def test_same_seed_same_weights(tmp_path):
         ({"policy": "nowhere"}, "nowhere"),
         ({"channel_weights": (1.0, 2.0)}, "a weight for each of self, other 1"),
         ({"noise": 2.0}, "--noise must be from 0 to 1"),
+        ({"num_transitions": 3}, "--num-transitions must be a whole number from 100"),
     ],
 )
 def test_wrong_settings_are_one_sentence(tmp_path, changes, words):

@@ -221,6 +221,21 @@ def test_rows_of_simulate_are_independent(situation):
             np.testing.assert_array_equal(one[0], many[row])
 
 
+@given(situations())
+def test_states_of_a_game_pass_the_check_and_trust_changes_nothing(situation):
+    """What the rules make is never refused, so that `trusted=True` may skip the check."""
+    _, game, states, rng = situation
+    for _ in range(8):
+        game.check_states(states)
+        actions = some_actions(game, states, rng)
+        for call in (game.observe, game.legal, game.over):
+            np.testing.assert_array_equal(call(states), call(states, trusted=True))
+        new = game.simulate(states, actions)
+        for one, two in zip(new, game.simulate(states, actions, trusted=True), strict=True):
+            np.testing.assert_array_equal(one, two)
+        states = new.states.copy()
+
+
 # starts
 
 

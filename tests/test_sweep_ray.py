@@ -26,15 +26,17 @@ name = "a"
 """
 
 
+SMALL = {"object_store_memory": 100 * 2**20}
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     """A head that runs nothing and two nodes with one CPU each."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
-    small = {"object_store_memory": 100 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
-    nodes = [cluster.add_node(num_cpus=1, **small) for _ in range(2)]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **SMALL})
+    nodes = [cluster.add_node(num_cpus=1, **SMALL) for _ in range(2)]
     yield cluster, nodes
     cluster.shutdown()
 
@@ -75,7 +77,8 @@ def test_killed_workers_and_nodes_go_on_from_their_checkpoints(cluster, tmp_path
     parents = [int(re.search(r"parent (\d+)", log)[1]) for log in logs()]
     os.kill(parents[0], signal.SIGKILL)  # a Ray worker
     wait_for(lambda: sum("--resume" in log for log in logs()) == 1, process)
-    cluster.remove_node(nodes[0], allow_graceful=False)  # a whole node
+    cluster.remove_node(nodes[0], allow_graceful=False)  # a whole node: its run waits ...
+    cluster.add_node(num_cpus=1, **SMALL)  # ... until another one joins
     wait_for(lambda: sum(log.count("--resume") for log in logs()) >= 2, process)
 
     # Ctrl-C: what runs on the cluster saves, comes back, and the same line goes on

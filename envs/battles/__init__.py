@@ -11,7 +11,7 @@ from envs.battles.mapfile import BattleMap, load_map, load_map_file, map_names
 from envs.battles.teams import TEAMS, make_team
 from envs.errors import ConfigError
 
-__all__ = ["TEAMS", "BattleEnv", "ids", "load", "make", "make_team", "parallel_env", "play"]
+__all__ = ["TEAMS", "BattleEnv", "ids", "load", "make", "make_team", "parallel_env", "play", "smac_env"]
 
 OWN, FILE, PACKAGE = "smac-", "smac-file:", "smaclite-"
 
@@ -39,11 +39,21 @@ def make(env_id: str, num_envs: int = 1, seed: int = 0, threads: int = 1, **over
     return BattleEnv(env_id, load(env_id), num_envs, seed, threads, **overrides)
 
 
-def parallel_env(env_id: str, render_mode: str | None = None, **overrides: Any):
-    """One battle as a PettingZoo ParallelEnv that also knows SMAC's method names."""
+def parallel_env(
+    env_id: str, render_mode: str | None = None, flat: bool = False, keep_agents: bool = True, **overrides: Any
+):
+    """One battle as a PettingZoo ParallelEnv that also knows SMAC's method names; its agents stay to the end anyway."""
     from envs.battles.zoo import BattleParallelEnv
 
-    return BattleParallelEnv(env_id, render_mode, **overrides)
+    return BattleParallelEnv(env_id, render_mode, flat, **overrides)
+
+
+def smac_env(map_name: str, seed: int | None = None, **options: Any):
+    """One battle with SMAC's own interface; `map_name` is a map (3m) or the id of a battle (smac-3m)."""
+    from envs.battles.zoo import SmacEnv
+
+    is_id = map_name.startswith((OWN, FILE, PACKAGE))
+    return SmacEnv(map_name if is_id else OWN + map_name, seed, **options)
 
 
 def play(
@@ -52,7 +62,7 @@ def play(
     episodes: int = 1,
     seed: int = 0,
     gif: str | None = None,
-    fps: int = 16,
+    fps: float = 16,
     **overrides: Any,
 ):
     """Play battles with a rule-based team, print how each ended, and write the first ones as a GIF."""

@@ -2,6 +2,7 @@
 
 Read it next to docs/battles.md: `tick` has the six numbered parts of the rules in order. A battle is one row of
 records `units` (U,), in unit order; what never changes stands in `Rules`. Targets are unit indices, -1 for none.
+Functions with one caller are inlined, since handing `Rules` over at each call would cost as much as the work.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ UNIT = np.dtype(
         ("target", "i8"), ("previous_target", "i8"),
         ("order", "i8"), ("order_target", "i8"), ("goal_x", "f8"), ("goal_y", "f8"),
         ("wish_x", "f8"), ("wish_y", "f8"), ("next_vx", "f8"), ("next_vy", "f8"),  # within a tick
+        ("v_single", "i8"), ("wish_single", "i8"), ("next_single", "i8"),  # 1: single precision, see orca.py
         ("firing", "i8"),  # within a tick: the unit it attacks, or NOBODY
         ("shot", "i8"),  # within a tick: the unit it fired at, or NOBODY
     ]
@@ -117,7 +119,7 @@ def make_rules(
     # agents address enemies by slot, and healers address allies by slot
     targets = len(enemies)
     if (kinds["weapon"][allies] == HEAL).any():
-        targets = max(targets, 1 + max(np.flatnonzero(kinds["weapon"][allies] != HEAL), default=-1))
+        targets = max(targets, 1 + max(np.flatnonzero(kinds["weapon"][allies] != HEAL).tolist(), default=-1))
     total = (kinds["max_hp"] + kinds["max_shield"])[enemies].sum()
     walls = battle.walls()
     near_walls, near_starts = walls_by_cell(
@@ -175,7 +177,15 @@ def state_size(rules: Rules) -> int:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def is_within(units, i, j, reach):
-    dx, dy = units[j].x - units[i].x, units[j].y - units[i].y
+    """Whether j is that near to i, in single precision like the positions."""
+    dx, dy = np.float32(units[j].x - units[i].x), np.float32(units[j].y - units[i].y)
+    return dx * dx + dy * dy <= np.float32(reach * reach)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def stood_within(units, places, i, j, reach):
+    """Whether j, when the tick began, stood that near to where i is now: beams and blasts look for victims so."""
+    dx, dy = places[j, 0] - units[i].x, places[j, 1] - units[i].y
     return dx * dx + dy * dy <= reach * reach
 
 
@@ -210,7 +220,7 @@ def is_wall(walkable, x, y):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def forget_targets(kinds, units, living):
     """1. Forget dead targets; an enemy also drops one that is out of its range and does not target it."""
     for i in living:
@@ -286,15 +296,15 @@ def walk_towards(me, x, y, speed):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def chase(me, other, speed):
-    """As `walk_towards`, in single precision like the reference: crowded battles on fixed starts are chaotic enough
-    for the last bit to decide who wins."""
+    """As `walk_towards`, in single precision (see orca.py)."""
     dx, dy = np.float32(other.x - me.x), np.float32(other.y - me.y)
     distance = np.sqrt(dx * dx + dy * dy)
     if distance > np.float32(0.0):
         me.wish_x, me.wish_y = dx * np.float32(speed) / distance, dy * np.float32(speed) / distance
+        me.wish_single = 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def choose_wishes(rules, units, living):
     """2. and 3. Enemies pick targets; everybody's preferred velocity, and whom it attacks in this tick."""
     kinds = rules.kinds
@@ -303,7 +313,7 @@ def choose_wishes(rules, units, living):
         ally_healer |= units[j].hp > 0.0 and kinds[j].weapon == HEAL
     for i in living:
         me = units[i]
-        me.wish_x, me.wish_y, me.firing = 0.0, 0.0, NOBODY
+        me.wish_x, me.wish_y, me.wish_single, me.firing = 0.0, 0.0, 0, NOBODY
         speed = kinds[i].speed
         goal_x, goal_y, target = me.goal_x, me.goal_y, me.order_target
         if me.order == NO_OP or me.order == STOP:
@@ -329,13 +339,13 @@ def choose_wishes(rules, units, living):
             walk_towards(me, goal_x, goal_y, speed)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def avoid_collisions(rules, units, living, lines, projected):
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def avoid_collisions(rules, units, living, lines, projected, places):
     """4. New velocities for all at once; who wants to stand is never pushed."""
     kinds, walls, near_walls, near_starts = rules.kinds, rules.walls, rules.near_walls, rules.near_starts
     for i in living:
         me = units[i]
-        me.next_vx, me.next_vy = me.wish_x, me.wish_y
+        me.next_vx, me.next_vy, me.next_single = me.wish_x, me.wish_y, 0
         if me.wish_x == 0.0 and me.wish_y == 0.0:
             continue
         x, y, vx, vy, radius, speed = me.x, me.y, me.vx, me.vy, kinds[i].radius, kinds[i].speed
@@ -346,21 +356,23 @@ def avoid_collisions(rules, units, living, lines, projected):
             for k in range(near_starts[cell], near_starts[cell + 1]):
                 count = avoid_wall(lines, count, walls, near_walls[k], x, y, vx, vy, radius, radius + speed)
         num_walls = count
-        reach = radius + rules.max_radius
+        reach_sq = (radius + rules.max_radius) ** 2
         for j in living:
-            other = units[j]
-            px, py = other.x - x, other.y - y
-            if abs(px) > reach or abs(py) > reach or px * px + py * py > reach * reach:
+            px, py = places[j, 0] - x, places[j, 1] - y
+            if px * px + py * py > reach_sq:
                 continue
             if j == i or kinds[j].flies != kinds[i].flies:
                 continue
+            other = units[j]
             share = 0.5 if other.wish_x != 0.0 or other.wish_y != 0.0 else 1.0
+            single = me.v_single == 1 and other.v_single == 1
             count = avoid_unit(
-                lines, count, px, py, vx, vy, vx - other.vx, vy - other.vy,
+                lines, count, px, py, vx, vy, other.vx, other.vy, single,
                 radius + kinds[j].radius, share, 1.0 if i > j else -1.0,
             )  # fmt: skip
-        if count > 0:
-            me.next_vx, me.next_vy = choose_velocity(lines, num_walls, count, speed, me.wish_x, me.wish_y, projected)
+        me.next_vx, me.next_vy, me.next_single = choose_velocity(
+            lines, num_walls, count, speed, me.wish_x, me.wish_y, me.wish_single == 1, projected
+        )
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -369,7 +381,7 @@ def move(kind, me, walkable):
 
     Positions keep float32 precision as in the reference, so that equal distances tie in the same way.
     """
-    me.vx, me.vy = me.next_vx, me.next_vy
+    me.vx, me.vy, me.v_single = me.next_vx, me.next_vy, me.next_single
     if me.vx == 0.0 and me.vy == 0.0:
         return
     x, y = np.float64(np.float32(me.x + me.vx * TICK)), np.float64(np.float32(me.y + me.vy * TICK))
@@ -449,8 +461,8 @@ def is_under_beam(kind, units, i, target, j, radius):
     return along * along + across * across <= radius * radius
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def fire(rules, units, i):
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def fire(rules, units, places, i):
     """The rest of 5. A unit that attacks and is ready uses its weapon; returns the team's points."""
     kinds, me = rules.kinds, units[i]
     kind, j = kinds[i], me.firing
@@ -467,16 +479,18 @@ def fire(rules, units, i):
         me.hp = 0.0
     for k in rules.enemies if kind.ally else rules.allies:
         if kind.weapon == BLAST:
-            hit = is_within(units, i, k, kind.blast_radius + kinds[k].radius)
+            near = stood_within(units, places, i, k, kind.blast_radius + rules.max_radius)
+            hit = near and is_within(units, i, k, kind.blast_radius + kinds[k].radius)
         else:
-            hit = is_under_beam(kind, units, i, j, k, kinds[k].radius)
+            near = stood_within(units, places, j, k, np.hypot(kind.beam_length, kind.beam_width) / 2)
+            hit = near and is_under_beam(kind, units, i, j, k, kinds[k].radius)
         if hit:
             points += strike(rules, units, i, k)
     return points
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def act(rules, units, living, turns, streams, row):
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def act(rules, units, living, turns, places, streams, row):
     """5. In a freshly shuffled order, the living: move, run clocks, fire. Returns the team's points."""
     kinds, walkable = rules.kinds, rules.walkable
     points = 0.0
@@ -490,31 +504,32 @@ def act(rules, units, living, turns, streams, row):
             move(kinds[i], me, walkable)
             run_clocks(kinds[i], me)
             if me.firing != NOBODY and me.cooldown == 0.0:
-                points += fire(rules, units, i)
+                points += fire(rules, units, places, i)
     return points
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def find_living(units, living):
-    """6. The dead are out: the living in unit order; returns how many."""
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def find_living(units, living, places):
+    """6. The dead are out: the living in unit order, and where they stand; returns how many."""
     count = 0
     for i in range(units.shape[0]):
         units[i].shot = NOBODY
         if units[i].hp > 0.0:
             living[count] = i
+            places[i, 0], places[i, 1] = units[i].x, units[i].y
             count += 1
     return count
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def tick(rules, units, living, turns, lines, projected, streams, row):
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def tick(rules, units, living, turns, lines, projected, places, streams, row):
     """One sixteenth of a second; returns the team's points."""
-    count = find_living(units, living)
+    count = find_living(units, living, places)
     living, turns = living[:count], turns[:count]
     forget_targets(rules.kinds, units, living)
     choose_wishes(rules, units, living)
-    avoid_collisions(rules, units, living, lines, projected)
-    return act(rules, units, living, turns, streams, row)
+    avoid_collisions(rules, units, living, lines, projected, places)
+    return act(rules, units, living, turns, places, streams, row)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -690,6 +705,7 @@ def start_battle(rules, units, last_actions, streams, row):
                     me.x, me.y = x, y
                     break
         me.vx, me.vy, me.wish_x, me.wish_y, me.next_vx, me.next_vy = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        me.v_single, me.wish_single, me.next_single = 1, 0, 0  # who never moved counts as single, who stands does not
         me.hp, me.shield, me.energy = kind.max_hp, kind.max_shield, kind.start_energy
         me.cooldown, me.shield_wait, me.heal_left = 0.0, 0.0, 0.0
         me.target, me.previous_target, me.order_target, me.firing, me.shot = NOBODY, NOBODY, NOBODY, NOBODY, NOBODY
@@ -699,7 +715,7 @@ def start_battle(rules, units, last_actions, streams, row):
         last_actions[a] = -1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def give_orders(rules, units, actions, last_actions):
     """Turn the agents' actions into orders for the whole step; returns how many were illegal (carried out as stop)."""
     illegal = 0
@@ -825,13 +841,14 @@ def step_rows(rules, battles, actions, first, last):
     """One env step of rows first..last-1, with automatic reset of battles that are over."""
     num_units, num_lines = rules.kinds.shape[0], rules.kinds.shape[0] + 4 * rules.walls.shape[0]
     living, turns = np.empty(num_units, np.int64), np.empty(num_units, np.int64)
-    lines, projected = np.empty((num_lines, 4)), np.empty((num_lines, 4))
+    lines, projected = np.empty((num_lines, 5)), np.empty((num_lines, 5))
+    places = np.empty((num_units, 2))
     for b in range(first, last):
         units = battles.units[b]
         battles.illegal[b] = give_orders(rules, units, actions[b], battles.last_actions[b])
         points = 0.0
         for k in range(TICKS_PER_STEP):
-            points += tick(rules, units, living, turns, lines, projected, battles.streams, b)
+            points += tick(rules, units, living, turns, lines, projected, places, battles.streams, b)
             if battles.ticks.shape[0] > 0:
                 record_tick(units, battles.ticks[b, k])
         won = not any_alive(units, rules.enemies)

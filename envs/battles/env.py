@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from envs.battles import core
-from envs.battles.core import FIRST_TARGET, HEAL, UNIT, Rules
+from envs.battles.core import ATTACK_MOVE, FIRST_TARGET, HEAL, NO_OP, NOBODY, SHIELD_DELAY, UNIT, Rules
 from envs.battles.mapfile import BattleMap
 from envs.battles.teams import Layout, layout_of
-from envs.errors import ConfigError
-from envs.grid import EnvSpec, as_actions, illegal_message
+from envs.errors import ConfigError, check_count, short
+from envs.grid import LARGEST, MOST_THREADS, EnvSpec, as_actions, check_memory, check_saved, illegal_message
 from envs.rng import make_streams
 
 SAVED = ("streams", "last_actions", "t", "returns")  # beside the units, what a battle goes on from
+LONGEST = 1_000_000  # steps of a battle
+ROUNDING = 1e-6  # of sums of damage, healing and time
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,13 @@ def make_config(env_id: str, overrides: dict[str, Any]) -> BattleConfig:
             raise ConfigError(f"{env_id} has no setting '{name}'; its settings are {', '.join(defaults)}")
         wanted = (int, float) if name == "start_jitter" else type(defaults[name])
         if not isinstance(value, wanted) or isinstance(value, bool) != isinstance(defaults[name], bool):
-            raise ConfigError(f"setting '{name}' of {env_id} must be {type(defaults[name]).__name__}, not {value!r}")
+            kind = type(defaults[name]).__name__
+            raise ConfigError(f"setting '{name}' of {env_id} must be {kind}, not {short(value)}")
     config = BattleConfig(**overrides)
-    if config.horizon < 0:
-        raise ConfigError(f"horizon must be at least 1, or 0 for the map's own limit, not {config.horizon}")
+    if not 0 <= config.horizon <= LONGEST:
+        raise ConfigError(f"horizon must be from 1 to {LONGEST}, or 0 for the map's own limit, not {config.horizon}")
     if not 0.0 <= config.start_jitter <= 100.0:
-        raise ConfigError(f"start_jitter must be from 0 to 100, not {config.start_jitter}")
+        raise ConfigError(f"start_jitter must be from 0 to 100, not {short(config.start_jitter)}")
     return config
 
 
@@ -80,17 +83,12 @@ def make_spec(env_id: str, battle: BattleMap, rules: Rules, config: BattleConfig
     )
 
 
-def check_count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-    return int(value)
-
-
 class BattleEnv:
     """Many battles on one map; the arrays that `reset` and `step` return are overwritten by the next step.
 
     `state`, `legal`, `alive` and `t` always describe the current observation. A battle is won or lost by the whole
     team: rewards are the team's, and `terminated` and `truncated` are the same for all its players, dead or alive.
+    A copy (`copy.deepcopy`, pickle) goes on from here on its own.
     """
 
     def __init__(
@@ -104,12 +102,13 @@ class BattleEnv:
         auto_reset: bool = True,
         **overrides: Any,
     ):
-        self.num_envs = check_count("num_envs", num_envs, 1)
-        self.threads = min(check_count("threads", threads, 1), self.num_envs)
+        self.num_envs = check_count("num_envs", num_envs, 1, LARGEST)
+        self.threads = min(check_count("threads", threads, 1, MOST_THREADS), self.num_envs)
         self.battle, self.config = battle, make_config(env_id, overrides)
         limit = self.config.horizon or battle.limit
         self.rules = core.make_rules(battle, limit, self.config.start_jitter, self.config.shuffle, auto_reset)
         self.spec = make_spec(env_id, battle, self.rules, self.config)
+        check_memory(self.num_envs, self.spec)
         self.battles = core.make_battles(self.rules, self.num_envs, record)
         self.obs, self.state, self.legal = self.battles.obs, self.battles.state, self.battles.legal
         self.alive, self.t = self.battles.alive, self.battles.t
@@ -124,8 +123,19 @@ class BattleEnv:
         }
         bounds = np.linspace(0, self.num_envs, self.threads + 1).astype(int).tolist()
         self._chunks = list(pairwise(bounds))
-        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._pool = self._make_pool()
         self.reset(check_count("seed", seed, 0))
+
+    def _make_pool(self) -> ThreadPoolExecutor | None:
+        return ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: everything but the threads."""
+        return {name: value for name, value in self.__dict__.items() if name != "_pool"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pool = self._make_pool()
 
     @property
     def layout(self) -> Layout:
@@ -163,21 +173,49 @@ class BattleEnv:
 
     def get_state(self) -> dict[str, np.ndarray]:
         """Everything needed to go on exactly from here, as plain arrays (for checkpoints)."""
-        units = {f"unit_{name}": self.battles.units[name].copy() for name in UNIT.names}
+        units = {f"unit_{name}": self.battles.units[name].copy() for name in UNIT.names or ()}
         return units | {name: getattr(self.battles, name).copy() for name in SAVED}
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        """Go on from what `get_state` gave."""
-        places = {f"unit_{name}": self.battles.units[name] for name in UNIT.names}
+        """Go on from what `get_state` gave; ConfigError, and nothing changed, if it does not fit."""
+        places = {f"unit_{name}": self.battles.units[name] for name in UNIT.names or ()}
         places |= {name: getattr(self.battles, name) for name in SAVED}
-        for name, place in places.items():
-            if name not in saved or np.shape(saved[name]) != place.shape:
-                given = f"has shape {np.shape(saved[name])}" if name in saved else "is missing"
-                raise ConfigError(f"saved state does not fit {self.spec.env_id}: {name} {given}, not {place.shape}")
+        check_saved(self.spec.env_id, saved, places)
+        self._check_values(saved)
         for name, place in places.items():
             place[...] = saved[name]
         self.battles.done[:] = False
         core.look_rows(self.rules, self.battles, 0, self.num_envs)
+
+    def _check_values(self, saved: dict[str, np.ndarray]) -> None:
+        """Compiled code does not check bounds, so units, targets and actions that cannot be are stopped here."""
+        kinds, battle = self.rules.kinds, self.battle
+        limits: dict[str, tuple[Any, Any]] = {  # of all units, and per unit
+            "unit_x": (-battle.width, 2 * battle.width),  # the edges of a map may be open
+            "unit_y": (-battle.height, 2 * battle.height),
+            "unit_hp": (0.0, kinds["max_hp"]),
+            "unit_shield": (0.0, kinds["max_shield"]),
+            "unit_energy": (0.0, kinds["max_energy"]),
+            "unit_cooldown": (0.0, kinds["cooldown"]),
+            "unit_shield_wait": (0.0, SHIELD_DELAY),
+            "unit_order": (NO_OP, np.where(kinds["ally"], FIRST_TARGET, ATTACK_MOVE)),
+            "last_actions": (-1, self.spec.num_actions - 1),
+            "t": (0, self.rules.limit),
+        }
+        for name in ("target", "previous_target", "order_target", "firing", "shot"):
+            limits[f"unit_{name}"] = (NOBODY, len(kinds) - 1)
+        for name, (low, high) in limits.items():
+            given = np.asarray(saved[name])
+            wrong = (given < np.subtract(low, ROUNDING)) | (given > np.add(high, ROUNDING))
+            if wrong.any():
+                where = tuple(np.argwhere(wrong)[0])
+                most = np.broadcast_to(high, given.shape)[where]
+                raise ConfigError(
+                    f"saved state does not fit {self.spec.env_id}: {name} of battle {where[0]} is {given[where]},"
+                    f" not from {low} to {most}"
+                )
+        if ((saved["unit_order"] == FIRST_TARGET) & (saved["unit_order_target"] == NOBODY)).any():
+            raise ConfigError(f"saved state does not fit {self.spec.env_id}: an attack is ordered on nobody")
 
     def close(self) -> None:
         if self._pool is not None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from envs.errors import ConfigError
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ModuleNotFoundError:  # Python 3.10
+else:
     import tomli as tomllib
 
 HERE = Path(__file__).parent
@@ -145,9 +146,9 @@ class Entries:
         self.file, self.where = file, where
         if not isinstance(table, dict):
             self.wrong("", f"must be a table, not {table!r}")
-        self.table, self.known = dict(table), []
+        self.table, self.known = dict(table), list[str]()
 
-    def wrong(self, key: str, problem: str) -> None:
+    def wrong(self, key: str, problem: str) -> NoReturn:
         entry = ".".join(part for part in (self.where, key) if part)
         raise ConfigError(f"map file {self.file}: {f'entry {entry} ' if entry else ''}{problem}")
 

@@ -1,9 +1,13 @@
 """Collision avoidance: ORCA (van den Berg, Guy, Lin, Manocha 2011, "Reciprocal n-body collision avoidance"), compiled.
 
 Every neighbour and every wall forbids a half plane of velocities. A forbidden half plane is one row of `lines`
-[px, py, dx, dy]: a point on its border and the border's direction, allowed velocities on the left. The chosen velocity
-is the allowed one nearest to the preferred one; if nothing is allowed, walls stay hard and the units' half planes are
-broken as little as possible.
+[px, py, dx, dy, single]: a point on its border and the border's direction, allowed velocities on the left. The chosen
+velocity is the allowed one nearest to the preferred one; if nothing is allowed, walls stay hard and the units' half
+planes are broken as little as possible.
+
+Avoidance brings units to rest in contact, where the last bit says whether they overlap; from there on the battle goes
+another way. So ours rounds where the reference game does: positions are single precision, and so is a velocity while
+the unit heads for a target and nothing turns it aside. What is made of singles alone is rounded to single (`single`).
 
 `walls` rows are rectangles [x0, y0, x1, y1]; their corners and edges run counter-clockwise:
 
@@ -23,12 +27,55 @@ PARALLEL = 1e-5
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def direction_of(x, y):
+def rounded(value, single):
+    """The value, to single precision if `single`."""
+    return np.float64(np.float32(value)) if single else value
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def dot(ax, ay, bx, by, single):
+    if single:
+        return np.float64(np.float32(ax) * np.float32(bx) + np.float32(ay) * np.float32(by))
+    return ax * bx + ay * by
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def cross(ax, ay, bx, by, single):
+    if single:
+        return np.float64(np.float32(ax) * np.float32(by) - np.float32(ay) * np.float32(bx))
+    return ax * by - ay * bx
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def length_of(x, y, single):
+    return rounded(np.sqrt(dot(x, y, x, y, single)), single)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def direction_of(x, y, single):
     """The vector at unit length (east for no vector at all)."""
-    length = np.sqrt(x * x + y * y)
+    length = length_of(x, y, single)
     if length == 0.0:
         return 1.0, 0.0
-    return x / length, y / length
+    return rounded(x / length, single), rounded(y / length, single)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_line(lines, count, px, py, dx, dy, single):
+    lines[count, 0], lines[count, 1], lines[count, 2], lines[count, 3], lines[count, 4] = px, py, dx, dy, single
+    return count + 1
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def line_at(lines, k):
+    return lines[k, 0], lines[k, 1], lines[k, 2], lines[k, 3], lines[k, 4] != 0.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def depth_in(px, py, dx, dy, line_single, vx, vy, v_single):
+    """How deep a velocity lies in a forbidden half plane (below 0: outside)."""
+    single = line_single and v_single
+    return cross(dx, dy, rounded(px - vx, single), rounded(py - vy, single), single)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -36,44 +83,43 @@ def direction_of(x, y):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def avoid_unit(lines, count, px, py, vx, vy, relative_vx, relative_vy, combined_radius, share, parting):
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def avoid_unit(lines, count, px, py, vx, vy, other_vx, other_vy, single, combined_radius, share, parting):
     """Add the half plane of a neighbour at (px, py) from here; returns the new count.
 
-    `share` is the part of the evasion that this unit takes on; `parting` (+1 or -1) says which way to go from a
-    neighbour on exactly the same spot with the same velocity.
+    `single` if both velocities are; `share` is the part of the evasion that this unit takes on; `parting` (+1 or -1)
+    says which way to go from a neighbour on exactly the same spot with the same velocity.
     """
-    distance_sq = px * px + py * py
-    radius_sq = combined_radius * combined_radius
+    distance = np.sqrt(px * px + py * py)
+    distance_sq, radius_sq = distance * distance, combined_radius * combined_radius
+    px, py = rounded(px, True), rounded(py, True)
+    relative_vx, relative_vy = rounded(vx - other_vx, single), rounded(vy - other_vy, single)
+    horizon = HORIZON if distance_sq > radius_sq else 1.0 / TICKS_PER_SECOND
+    wx, wy = rounded(relative_vx - px / horizon, single), rounded(relative_vy - py / horizon, single)
     if distance_sq > radius_sq:
         # the forbidden relative velocities: a cone with its tip cut off by a circle around position / horizon
-        wx, wy = relative_vx - px / HORIZON, relative_vy - py / HORIZON
-        along = wx * px + wy * py
-        if not (along < 0.0 and along * along > radius_sq * (wx * wx + wy * wy)):
+        along, w_sq = dot(wx, wy, px, py, single), dot(wx, wy, wx, wy, single)
+        if not (along < 0.0 and rounded(along * along, single) > rounded(radius_sq * w_sq, single)):
             leg = np.sqrt(distance_sq - radius_sq)
-            if px * wy - py * wx > 0.0:
-                dx, dy = px * leg - py * combined_radius, px * combined_radius + py * leg
+            side_x, side_y = rounded(px * combined_radius, True), rounded(py * combined_radius, True)
+            if cross(px, py, wx, wy, single) > 0.0:
+                dx, dy = px * leg - side_y, side_x + py * leg
             else:
-                dx, dy = -px * leg - py * combined_radius, px * combined_radius - py * leg
+                dx, dy = -px * leg - side_y, side_x - py * leg
             dx, dy = dx / distance_sq, dy / distance_sq
             shadow = relative_vx * dx + relative_vy * dy
-            lines[count, 0] = vx + share * (shadow * dx - relative_vx)
-            lines[count, 1] = vy + share * (shadow * dy - relative_vy)
-            lines[count, 2], lines[count, 3] = dx, dy
-            return count + 1
-        horizon = HORIZON
-    else:
-        horizon = 1.0 / TICKS_PER_SECOND
-        wx, wy = relative_vx - px / horizon, relative_vy - py / horizon
-    length = np.sqrt(wx * wx + wy * wy)
+            line_x = vx + share * (shadow * dx - relative_vx)
+            line_y = vy + share * (shadow * dy - relative_vy)
+            return add_line(lines, count, line_x, line_y, dx, dy, False)
+    length = length_of(wx, wy, single)
     if length == 0.0:
         nx, ny = parting, 0.0
     else:
-        nx, ny = wx / length, wy / length
-    push = combined_radius / horizon - length
-    lines[count, 0], lines[count, 1] = vx + share * push * nx, vy + share * push * ny
-    lines[count, 2], lines[count, 3] = ny, -nx
-    return count + 1
+        nx, ny = rounded(wx / length, single), rounded(wy / length, single)
+    push = rounded(combined_radius / horizon - length, single)
+    line_x = rounded(vx + share * rounded(push * nx, single), single)
+    line_y = rounded(vy + share * rounded(push * ny, single), single)
+    return add_line(lines, count, line_x, line_y, ny, -nx, single)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -102,16 +148,10 @@ def is_covered(lines, count, ax, ay, bx, by, radius):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def add_line(lines, count, px, py, dx, dy):
-    lines[count, 0], lines[count, 1], lines[count, 2], lines[count, 3] = px, py, dx, dy
-    return count + 1
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
 def add_shifted(lines, count, px, py, dx, dy, radius):
     """Geometry would shift a wall's border by radius (-dy, dx). The reference game shifts it by radius (-dy, -dy), so
     a horizontal wall leaves no margin until contact; ours follows, so that results carry over."""
-    return add_line(lines, count, px - radius * dy, py - radius * dy, dx, dy)
+    return add_line(lines, count, px - radius * dy, py - radius * dy, dx, dy, False)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -132,15 +172,15 @@ def avoid_wall_edge(lines, count, walls, w, k, x, y, vx, vy, radius):
 
     # in contact: no velocity towards the wall at all
     if s < 0.0 and a_sq < radius_sq:
-        dx, dy = direction_of(-ay, ax)
-        return add_line(lines, count, 0.0, 0.0, dx, dy)
+        dx, dy = direction_of(-ay, ax, False)
+        return add_line(lines, count, 0.0, 0.0, dx, dy, False)
     if s > 1.0 and b_sq <= radius_sq:
         if bx * bdy - by * bdx < 0.0:
             return count  # the next edge takes care of it
-        dx, dy = direction_of(-by, bx)
-        return add_line(lines, count, 0.0, 0.0, dx, dy)
+        dx, dy = direction_of(-by, bx, False)
+        return add_line(lines, count, 0.0, 0.0, dx, dy, False)
     if 0.0 <= s <= 1.0 and off_sq <= radius_sq:
-        return add_line(lines, count, 0.0, 0.0, -adx, -ady)
+        return add_line(lines, count, 0.0, 0.0, -adx, -ady, False)
 
     # the two legs of the cone of velocities that hit the edge; seen end on, only one corner counts
     one_corner = off_sq <= radius_sq
@@ -166,11 +206,11 @@ def avoid_wall_edge(lines, count, walls, w, k, x, y, vx, vy, radius):
     t_left = (vx - ax) * left_x + (vy - ay) * left_y
     t_right = (vx - bx) * right_x + (vy - by) * right_y
     if (t < 0.0 and t_left < 0.0) or (one_corner and t_left < 0.0 and t_right < 0.0):
-        nx, ny = direction_of(vx - ax, vy - ay)
-        return add_line(lines, count, ax + radius / HORIZON * nx, ay + radius / HORIZON * ny, ny, -nx)
+        nx, ny = direction_of(vx - ax, vy - ay, False)
+        return add_line(lines, count, ax + radius / HORIZON * nx, ay + radius / HORIZON * ny, ny, -nx, False)
     if t > 1.0 and t_right < 0.0:
-        nx, ny = direction_of(vx - bx, vy - by)
-        return add_line(lines, count, bx + radius / HORIZON * nx, by + radius / HORIZON * ny, ny, -nx)
+        nx, ny = direction_of(vx - bx, vy - by, False)
+        return add_line(lines, count, bx + radius / HORIZON * nx, by + radius / HORIZON * ny, ny, -nx, False)
     to_edge = to_left = to_right = np.inf
     if 0.0 <= t <= 1.0 and not one_corner:
         to_edge = (vx - ax - t * cut_x) ** 2 + (vy - ay - t * cut_y) ** 2
@@ -203,94 +243,106 @@ def avoid_wall(lines, count, walls, w, x, y, vx, vy, radius, reach):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best_on_line(lines, k, speed, wish_x, wish_y, towards):
-    """The best velocity on border k that respects borders 0..k-1 and the speed limit: (found, vx, vy).
+def best_on_line(lines, k, speed, wish_x, wish_y, wish_single, towards):
+    """The best velocity on border k that respects borders 0..k-1 and the speed limit: (found, vx, vy, single).
 
     Nearest to the wish, or with `towards` as far as possible in the wish's direction.
     """
-    px, py, dx, dy = lines[k, 0], lines[k, 1], lines[k, 2], lines[k, 3]
-    middle = px * dx + py * dy
-    square = middle * middle + speed * speed - (px * px + py * py)
+    px, py, dx, dy, single = line_at(lines, k)
+    middle = dot(px, py, dx, dy, single)
+    square = rounded(rounded(middle * middle, single) + rounded(speed * speed, single), single)
+    square = rounded(square - dot(px, py, px, py, single), single)
     if square < 0.0:
-        return False, 0.0, 0.0
-    root = np.sqrt(square)
-    low, high = -middle - root, -middle + root
+        return False, 0.0, 0.0, False
+    root = rounded(np.sqrt(square), single)
+    low, high = rounded(-middle - root, single), rounded(-middle + root, single)
+    low_single, high_single = single, single
     for j in range(k):
-        ox, oy, odx, ody = lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3]
-        across = dx * ody - dy * odx
-        ahead = odx * (py - oy) - ody * (px - ox)
+        ox, oy, odx, ody, other_single = line_at(lines, j)
+        both = single and other_single
+        across = cross(dx, dy, odx, ody, both)
+        ahead = cross(odx, ody, rounded(px - ox, both), rounded(py - oy, both), both)
         if abs(across) < PARALLEL:
             if ahead < 0.0:
-                return False, 0.0, 0.0
+                return False, 0.0, 0.0, False
             continue
-        if across >= 0.0:
-            high = min(high, ahead / across)
-        else:
-            low = max(low, ahead / across)
+        t = rounded(ahead / across, both)
+        if across >= 0.0 and t < high:
+            high, high_single = t, both
+        elif across < 0.0 and t > low:
+            low, low_single = t, both
         if low > high:
-            return False, 0.0, 0.0
+            return False, 0.0, 0.0, False
+    single = single and wish_single
     if towards:
-        t = high if wish_x * dx + wish_y * dy > 0.0 else low
+        forwards = dot(wish_x, wish_y, dx, dy, single) > 0.0
+        t = np.inf if forwards else -np.inf
     else:
-        t = min(max(dx * (wish_x - px) + dy * (wish_y - py), low), high)
-    return True, px + t * dx, py + t * dy
+        t = dot(dx, dy, rounded(wish_x - px, single), rounded(wish_y - py, single), single)
+    if t < low:
+        t, single = low, low_single
+    elif t > high:
+        t, single = high, high_single
+    return True, rounded(px + rounded(t * dx, single), single), rounded(py + rounded(t * dy, single), single), single
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def best_velocity(lines, count, speed, wish_x, wish_y, towards):
-    """The best velocity within all half planes: (index of the first that cannot be met, or count; vx, vy)."""
-    wish_sq = wish_x * wish_x + wish_y * wish_y
-    if towards:
-        vx, vy = wish_x * speed, wish_y * speed
-    elif wish_sq > speed * speed:
-        scale = speed / np.sqrt(wish_sq)
-        vx, vy = wish_x * scale, wish_y * scale
-    else:
-        vx, vy = wish_x, wish_y
+def best_velocity(lines, count, speed, wish_x, wish_y, wish_single, towards):
+    """The best velocity within all half planes: (index of the first that cannot be met, or count; vx, vy, single)."""
+    vx, vy, single = wish_x, wish_y, wish_single
+    too_fast = dot(vx, vy, vx, vy, single) > rounded(speed * speed, single)
+    if too_fast and not towards:
+        vx, vy = direction_of(vx, vy, single)
+    if too_fast or towards:
+        limit = rounded(speed, single)
+        vx, vy = rounded(vx * limit, single), rounded(vy * limit, single)
     for k in range(count):
-        if lines[k, 2] * (lines[k, 1] - vy) - lines[k, 3] * (lines[k, 0] - vx) > 0.0:
-            found, new_x, new_y = best_on_line(lines, k, speed, wish_x, wish_y, towards)
+        px, py, dx, dy, line_single = line_at(lines, k)
+        if depth_in(px, py, dx, dy, line_single, vx, vy, single) > 0.0:
+            found, new_x, new_y, new_single = best_on_line(lines, k, speed, wish_x, wish_y, wish_single, towards)
             if not found:
-                return k, vx, vy
-            vx, vy = new_x, new_y
-    return count, vx, vy
+                return k, vx, vy, single
+            vx, vy, single = new_x, new_y, new_single
+    return count, vx, vy, single
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def least_intrusion(lines, num_walls, count, first, speed, vx, vy, projected):
+def least_intrusion(lines, num_walls, count, first, speed, vx, vy, single, projected):
     """When no velocity is allowed: the one that goes least deep into a forbidden half plane; walls stay hard."""
     depth = 0.0
     for i in range(first, count):
-        px, py, dx, dy = lines[i, 0], lines[i, 1], lines[i, 2], lines[i, 3]
-        if dx * (py - vy) - dy * (px - vx) <= depth:
+        px, py, dx, dy, line_single = line_at(lines, i)
+        if depth_in(px, py, dx, dy, line_single, vx, vy, single) <= depth:
             continue
         # borders of equal depth between half plane i and each earlier one
         num = 0
         for j in range(num_walls):
-            num = add_line(projected, num, lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3])
+            num = add_line(projected, num, lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3], False)
         for j in range(num_walls, i):
-            ox, oy, odx, ody = lines[j, 0], lines[j, 1], lines[j, 2], lines[j, 3]
-            across = dx * ody - dy * odx
+            ox, oy, odx, ody, other_single = line_at(lines, j)
+            both = line_single and other_single
+            across = cross(dx, dy, odx, ody, both)
             if abs(across) <= PARALLEL:
-                if dx * odx + dy * ody > 0.0:
+                if dot(dx, dy, odx, ody, both) > 0.0:
                     continue
-                qx, qy = 0.5 * (px + ox), 0.5 * (py + oy)
+                qx, qy = 0.5 * rounded(px + ox, both), 0.5 * rounded(py + oy, both)
             else:
-                t = (odx * (py - oy) - ody * (px - ox)) / across
-                qx, qy = px + t * dx, py + t * dy
-            ndx, ndy = direction_of(odx - dx, ody - dy)
-            num = add_line(projected, num, qx, qy, ndx, ndy)
-        solved, new_x, new_y = best_velocity(projected, num, speed, -dy, dx, True)
+                t = rounded(cross(odx, ody, rounded(px - ox, both), rounded(py - oy, both), both) / across, both)
+                qx, qy = rounded(px + rounded(t * dx, both), both), rounded(py + rounded(t * dy, both), both)
+            ndx, ndy = direction_of(rounded(odx - dx, both), rounded(ody - dy, both), both)
+            num = add_line(projected, num, qx, qy, ndx, ndy, both)
+        solved, new_x, new_y, new_single = best_velocity(projected, num, speed, -dy, dx, line_single, True)
         if solved == num:
-            vx, vy = new_x, new_y
-        depth = dx * (py - vy) - dy * (px - vx)
-    return vx, vy
+            vx, vy, single = new_x, new_y, new_single
+        depth = depth_in(px, py, dx, dy, line_single, vx, vy, single)
+    return vx, vy, single
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def choose_velocity(lines, num_walls, count, speed, wish_x, wish_y, projected):
-    """The velocity nearest to the wish that avoids everything, or breaks the units' half planes least."""
-    solved, vx, vy = best_velocity(lines, count, speed, wish_x, wish_y, False)
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def choose_velocity(lines, num_walls, count, speed, wish_x, wish_y, wish_single, projected):
+    """The velocity nearest to the wish that avoids everything, or breaks the units' half planes least, and its
+    precision."""
+    solved, vx, vy, single = best_velocity(lines, count, speed, wish_x, wish_y, wish_single, False)
     if solved < count:
-        vx, vy = least_intrusion(lines, num_walls, count, solved, speed, vx, vy, projected)
-    return vx, vy
+        vx, vy, single = least_intrusion(lines, num_walls, count, solved, speed, vx, vy, single, projected)
+    return vx, vy, single

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from envs import battles
-from envs.battles.env import BattleEnv
 from envs.battles.teams import make_team
 from envs.errors import ConfigError
 
@@ -21,7 +20,9 @@ def play(
     battle = battles.parallel_env(env_id, **overrides)
     team = make_team(policy, battle.env, seed)
     battle.reset(seed=seed)
-    outcomes, shown, ends = [], [], []
+    outcomes: list[dict[str, Any]] = []
+    shown: list[Any] = []  # moments
+    ends: list[int] = []
     for episode in range(episodes):
         if episode:
             battle.reset()
@@ -40,14 +41,9 @@ def play(
         mean = sum(outcome["return"] for outcome in outcomes) / episodes
         print(f"{policy} on {env_id}: won {wins} of {episodes}, mean return {mean:.2f}")
     if gif:
-        from envs.battles.render import camera, draw
         from envs.render import write_gif
 
-        frames = shown  # the package draws its own pictures
-        if isinstance(battle.env, BattleEnv):
-            view = camera(battle.env, shown)
-            frames = [draw(battle.env, moment, view) for moment in shown]
-        write_gif(gif, frames, fps, ends)
-        print(f"wrote {gif} ({len(frames)} frames)")
+        write_gif(gif, battle.pictures(shown), fps, ends)
+        print(f"wrote {gif} ({len(shown)} frames)")
     battle.close()
     return outcomes

@@ -118,12 +118,12 @@ def draw_shots(canvas: Canvas, env: BattleEnv, now: np.ndarray, shots: np.ndarra
     kinds = env.rules.kinds
     for i in np.flatnonzero(shots != NOBODY):
         weapon, start, end = kinds["weapon"][i], now[i, [X, Y]], now[shots[i], [X, Y]]
-        colour = HEAL_GREEN if weapon == HEAL else SHOT_COLOURS[bool(kinds["ally"][i])]
-        colour = (*colour, round(255 * strength))
+        base = HEAL_GREEN if weapon == HEAL else SHOT_COLOURS[bool(kinds["ally"][i])]
+        colour = (*base, round(255 * strength))
         if weapon == BLAST:
             reach = kinds["blast_radius"][i]
-            glow = (*colour[:3], round(90 * strength))
-            canvas.pen.ellipse(canvas.box(*start, reach, reach), fill=glow, outline=colour)
+            glow = (*base, round(90 * strength))
+            canvas.pen.ellipse(canvas.box(start[0], start[1], reach, reach), fill=glow, outline=colour)
             continue
         canvas.line(start, end, colour, 0.1 if weapon == HEAL else 0.07)
         if weapon == BEAM:

@@ -134,7 +134,7 @@ class SmacliteEnv:
 
     def _describe(self, env_id: str, map_info: Any, limit: int, config: dict[str, Any]) -> None:
         first = self.envs[0]
-        types = {"ALLY": [], "ENEMY": []}
+        types: dict[str, list[Any]] = {"ALLY": [], "ENEMY": []}
         for group in map_info.groups:
             for unit_type, count in group.units:
                 types[group.faction.name] += [unit_type] * count
@@ -171,7 +171,7 @@ class SmacliteEnv:
 
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Start every battle anew; with `seed` from that seed's random streams, else from where the streams are."""
-        seeds = [None] * self.num_envs
+        seeds: list[int | None] = [None] * self.num_envs
         if seed is not None:
             streams = make_streams(check_count("seed", seed, 0), self.num_envs)
             seeds = [int(stream >> np.uint64(33)) for stream in streams]
