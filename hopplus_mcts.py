@@ -36,7 +36,7 @@ from envs.grid import ITEM, PLAYERS, STAY, T, copy_row
 from envs.rng import draw_rows, make_streams, pack_generator, unpack_generator
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, main, read_weights
-from envs.sight import Things, legal_log_softmax, sum_of_embeddings
+from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
 from envs.trees import AIMLESS, HABIT, UNKNOWN, Leaves, Questions, Roots, Trees
 from pretrain_vae import FLAGS, GoalModels
 
@@ -174,7 +174,7 @@ class Agent(nn.Module):
         super().__init__()
         hidden, others = args.hidden_size, game.num_players - 1
         # first layer of actor | critic
-        self.embedding = nn.Parameter(torch.randn(Things(game).num_ids - 1, 2 * hidden, generator=generator) * 0.3)
+        self.embedding = embedding_table(Things(game).num_ids, 2 * hidden, generator)
         self.time = nn.Parameter(torch.randn(2 * hidden, generator=generator) * 0.3)
         self.goals = linear(others * goal_size, 2 * hidden, 0.1, generator)
         self.actor = linear(hidden, hidden, (2 / hidden) ** 0.5, generator)

@@ -25,7 +25,7 @@ import tyro
 import envs
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
 from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, main, read_weights
-from envs.sight import Things, sum_of_embeddings
+from envs.sight import Things, embedding_table, sum_of_embeddings
 
 
 @dataclass
@@ -109,7 +109,7 @@ class Agent(nn.Module):
             nn.init.zeros_(layer.bias)
             return layer
 
-        self.embedding = nn.Parameter(0.3 * torch.randn(things.num_ids - 1, 2 * hidden, generator=generator))
+        self.embedding = embedding_table(things.num_ids, 2 * hidden, generator)
         self.time = nn.Parameter(0.3 * torch.randn(2 * hidden, generator=generator))
         self.actor = linear(hidden, hidden, std=(2 / hidden) ** 0.5)
         self.critic = linear(hidden, hidden, std=(2 / hidden) ** 0.5)

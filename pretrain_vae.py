@@ -53,7 +53,7 @@ from envs.offline import (
 )
 from envs.recording import ceilings, collect_play, load_play, role_names, save_data
 from envs.run import Positive, Range, Rate, Share, Weight, Whole, check_ranges
-from envs.sight import Things, legal_log_softmax, sum_of_embeddings
+from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
 
 FLAGS = 3  # numbers of a goal vector behind its z:
 HABIT, UNKNOWN, AIMLESS = -3, -2, -1  # does what players met so far do; goal not known; has none and moves at random
@@ -134,7 +134,7 @@ class FirstLayer(nn.Module):
     def __init__(self, sizes: dict[str, Any], width: int):
         super().__init__()
         if sizes["num_ids"]:
-            self.table = nn.Parameter(torch.randn(sizes["num_ids"] - 1, width) * 0.3)
+            self.table = embedding_table(sizes["num_ids"], width)
         else:
             self.dense = nn.Linear(sizes["vector_size"], width)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numba import njit
+from torch import nn
 
 from envs.grid import BLOCK, FREE, GONE, PLAYERS, GridGame, row_helper
 
@@ -102,17 +103,18 @@ class Things:
         return (np.minimum(t, self.horizon - 1) / self.horizon).astype(np.float32)
 
 
+def embedding_table(num_ids: int, size: int, generator: torch.Generator | None = None) -> nn.Parameter:
+    """(num_ids, size) an embedding of each id; that of id 0, nothing, is zero, and learning leaves it so."""
+    table = torch.randn(num_ids - 1, size, generator=generator) * 0.3
+    return nn.Parameter(F.pad(table, (0, 0, 1, 0)))
+
+
 def sum_of_embeddings(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """ids (R, K), table (num_ids - 1, H): row k - 1 is of id k -> (R, H). The zero row for id 0 is put in front here,
-    since the `padding_idx` of embedding_bag takes a slow path on the CPU. While nothing is learned it is put there only
-    once, until the table changes."""
+    """ids (R, K), table (num_ids, H) as above -> (R, H). The `padding_idx` of embedding_bag would keep the gradient
+    from the zero row, too, but takes a slow path on the CPU."""
     if torch.is_grad_enabled():
-        return F.embedding_bag(ids, F.pad(table, (0, 0, 1, 0)), mode="sum")
-    version, padded = getattr(table, "padded", (None, None))
-    if version != table._version:
-        version, padded = table._version, F.pad(table.detach(), (0, 0, 1, 0))
-        table.padded = version, padded  # type: ignore[attr-defined]
-    return F.embedding_bag(ids, padded, mode="sum")
+        table = F.pad(table[1:], (0, 0, 1, 0))
+    return F.embedding_bag(ids, table, mode="sum")
 
 
 def legal_log_softmax(logits: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:

@@ -180,7 +180,7 @@ def test_an_empty_slot_is_nothing():
     env, things, agents = make_agents(1)
     seen = {name: x[:, 0] for name, x in ppo.look(things, env.obs, env.t, env.legal).items()}
     longer = seen | {"ids": torch.nn.functional.pad(seen["ids"], (0, 5))}
-    assert (longer["ids"] == 0).any() and agents[0].embedding.shape[0] == things.num_ids - 1
+    assert (longer["ids"] == 0).any() and agents[0].embedding.shape[0] == things.num_ids
     for one, other in zip(agents[0](**seen), agents[0](**longer), strict=True):
         assert torch.equal(one, other)
     agents[0](**longer)[1].sum().backward()

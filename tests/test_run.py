@@ -194,6 +194,8 @@ def start(script: Path, argv: list[str], out: Path, cwd: Path | None = None, bef
         file = out.open("w", buffering=1)
         sys.stdout = sys.stderr = file
         os.chdir(cwd or out.parent)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
         before()
         code = main(module.Args, module.train, argv)
         file.flush()

@@ -9,7 +9,7 @@ from boards import ID, make_state, play_some, turn_seats
 
 import envs
 from envs.grid import BLOCK, ITEM, PLAYERS, GridGame, T
-from envs.sight import Things, legal_log_softmax, sum_of_embeddings
+from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
 
 BOARDS = [(env_id, {}) for env_id in GridGame.registry]
 BOARDS += [(ID, {"height": 5, "width": 7, "max_block_comp": 3}), ("msd-4x4", {"height": 6, "max_block_comp": 1})]
@@ -99,22 +99,38 @@ def test_a_sum_of_embeddings_is_a_dense_layer_on_one_hot_ids():
     things = Things(game)
     row, viewer = np.nonzero(game.alive(states))
     ids = torch.from_numpy(things.of_states(states, row, viewer))
-    table = torch.randn(things.num_ids - 1, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    table = embedding_table(things.num_ids, 9, torch.Generator().manual_seed(0))
     same = table.detach().clone().requires_grad_(True)
-    dense = torch.nn.functional.one_hot(ids.long(), things.num_ids).sum(1)[:, 1:].float()
+    dense = torch.nn.functional.one_hot(ids.long(), things.num_ids).sum(1).float()
     weights = torch.randn(len(ids), 9, generator=torch.Generator().manual_seed(1))
     summed, expected = sum_of_embeddings(ids, table), dense @ same
     assert torch.allclose(summed, expected, atol=1e-5)
     (summed * weights).sum().backward()
     (expected * weights).sum().backward()
-    assert torch.allclose(table.grad, same.grad, atol=1e-5) and table.grad.any()
+    assert torch.allclose(table.grad[1:], same.grad[1:], atol=1e-5) and table.grad.any() and not table.grad[0].any()
     seen = torch.zeros(things.num_ids, dtype=bool).index_fill_(0, ids.unique().long(), True)
-    assert not table.grad[~seen[1:]].any() and (ids == 0).any()
+    assert not table.grad[~seen].any() and (ids == 0).any()
     nothing = torch.zeros(3, 4, dtype=torch.int32)
     table.grad = None
     assert not sum_of_embeddings(nothing, table).any()
     sum_of_embeddings(nothing, table).sum().backward()
     assert not table.grad.any()
+
+
+@pytest.mark.parametrize("kind", [{"fused": True}, {"foreach": True}])
+def test_acting_sees_what_was_learned_and_nothing_stays_nothing(kind):
+    """After every step of an optimizer, in either mode, with weight decay too."""
+    table = embedding_table(6, 4, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW([table], lr=0.1, **kind)
+    ids = torch.tensor([[1, 5, 0], [2, 0, 0]], dtype=torch.int32)
+    for _ in range(3):
+        with torch.no_grad():
+            acting = sum_of_embeddings(ids, table)
+        learning = sum_of_embeddings(ids, table)
+        assert torch.equal(acting, learning.detach()) and not table[0].any()
+        optimizer.zero_grad()
+        learning.pow(2).sum().backward()
+        optimizer.step()
 
 
 def test_masked_log_softmax_is_the_plain_one_over_legal_actions():

@@ -31,13 +31,17 @@ def make_roots(game, nets, states, focal, code=None, goal=None, cell=None, seed:
     return Roots(states.copy(), np.asarray(focal, np.int64), cell, code, goal, make_streams(seed, num))
 
 
-def grow(args, game, nets, roots: Roots, simulations: int | None = None) -> Trees:
-    """All trees of `roots`, in one block."""
+def search_from(args, game, nets, roots: Roots, simulations: int | None = None) -> hop.Planner:
+    """A planner that has grown all trees of `roots`, in one block."""
     planner = hop.Planner(args, game, nets, None)
     planner.simulations = simulations or args.simulations
     planner.make_space(len(roots.state))
     planner.grow_trees(planner.trees, roots, planner.leaves, planner.out)
-    return planner.trees
+    return planner
+
+
+def grow(*problem) -> Trees:
+    return search_from(*problem).trees
 
 
 def random_roots(num: int = 60, seed: int = 1, **settings):
@@ -335,7 +339,8 @@ def test_every_child_is_a_step_of_the_game():
     """The state, reward and end of each child are those of the rules, for its own action and actions of the others
     that the draws of its parent and slot give; who left never acts, whatever was drawn for it before."""
     args, game, nets, roots = random_roots(num=60, simulations=30, outcomes=2, reward_scale=2.0)
-    trees = grow(args, game, nets, roots)
+    planner = search_from(args, game, nets, roots)
+    trees, leaves = planner.trees, planner.leaves
     m, parent, action, slot = np.nonzero(trees.child > 0)
     child, before = trees.child[m, parent, action, slot], trees.state[m, parent]
     joint = np.full((len(m), 4), STAY)
@@ -355,6 +360,8 @@ def test_every_child_is_a_step_of_the_game():
     assert (trees.parent[m, child] == parent).all() and (trees.action[m, child] == action).all()
     assert (trees.depth[m, child] == trees.depth[m, parent] + 1).all()
     assert (~game.alive(before)).sum() > 100
+    gone = ~game.alive(leaves.state)  # in the last steps
+    assert gone.any() and (leaves.joint[gone] == STAY).all() and (leaves.joint[~gone] != STAY).any()
 
 
 def test_masks_at_every_node():
