@@ -120,7 +120,7 @@ def corridor(horizon: int, move: float = 0.7, **settings):
     args, nets = blank_nets(hop, game, gamma=0.5, **settings)
     things, agent, hidden = Things(game), nets["agent"], args.hidden_size
     for cell, value in ((0, 0.2), (1, 0.6)):
-        agent.embedding[things.table[cell, cell * things.planes] - 1, hidden] = value
+        agent.embedding[things.table[cell, cell * things.planes], hidden] = value
     agent.critic.weight[0, 0] = agent.value_head.weight[0, 0] = 1.0
     agent.policy_head.bias[[LEFT, RIGHT]], agent.policy_head.bias[STAY] = np.log(move), np.log(1 - move)
     nets["models"].moa.head.bias[STAY] = 60.0
