@@ -198,9 +198,10 @@ def make_nets(args: Args, game, models: GoalModels, seed: int = 0) -> nn.ModuleD
 
 
 # search: select, step by the game's own rules, grow, back up
+# (compiled in two seconds at every start: numba's cache would not find a script again under another name)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def best_action(trees, m, node, c_puct):
     """PUCT: Q scaled to 0..1 plus the prior's bonus; an action not tried yet counts as the node's value."""
     low, high = trees.bounds[m, 0], trees.bounds[m, 1]
@@ -216,7 +217,7 @@ def best_action(trees, m, node, c_puct):
     return best
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def select(grid, trees, roots, c_puct, leaves):
     """Walk every tree from its root to an action without a child, or to a node after the end (slot -1)."""
     for m in range(roots.state.shape[0]):
@@ -238,7 +239,7 @@ def select(grid, trees, roots, c_puct, leaves):
             leaves.joint[m] = STAY
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def back_up(trees, leaves, gamma):
     """Add the value of each tree's leaf to all actions on the way to it."""
     for m in range(leaves.node.shape[0]):

@@ -496,20 +496,23 @@ def test_learned_goals_are_the_encoders_view_of_standing_on_each_item(hop):
 
 @BOTH
 def test_the_reader_of_goals_gives_the_prior(hop):
-    """Softmax over the goals of -(z - mean)^2 / 2 std^2, of what the reader says after all it has seen."""
+    """Softmax over the goals of -(z - mean)^2 / 2 std^2, of what the reader says after all it has seen of an episode:
+    when a new one begins (in the last game), it has seen nothing and no action."""
     env, beliefs = make_beliefs(hop, "learned", num_envs=5)
     beliefs.look(env)
-    actions = random_step(env, np.random.default_rng(0))
-    beliefs.watch(actions, env.alive, np.zeros(5, bool))
+    assert beliefs.memory.any(2).all()
     memory = torch.from_numpy(beliefs.memory[:, 1].copy())
+    actions, done = random_step(env, np.random.default_rng(0)), np.arange(5) == 4
+    beliefs.watch(actions, env.alive, done)
     beliefs.look(env)
+    last = torch.from_numpy(np.where(done, env.spec.num_actions, actions[:, 1]))
     with torch.no_grad():
         seen = torch.from_numpy(beliefs.things(env.obs[:, 1]))
-        mean, log_std, memory = beliefs.models.reader(seen, torch.from_numpy(actions[:, 1]), memory)
+        mean, log_std, memory = beliefs.models.reader(seen, last, memory * ~torch.from_numpy(done)[:, None])
     z = torch.from_numpy(beliefs.goal[:, 1, :-2, :-3])
     fit = -0.5 * ((z - mean[:, None]) / log_std.exp()[:, None]).pow(2).sum(2)
     assert np.abs(beliefs.prior[:, 1, :-2] - fit.softmax(1).numpy()).max() < 1e-5
-    assert np.abs(beliefs.memory[:, 1] - memory.numpy()).max() < 1e-5 and memory.any()
+    assert np.abs(beliefs.memory[:, 1] - memory.numpy()).max() < 1e-5
 
 
 @BOTH

@@ -1,6 +1,10 @@
 """envs/trees.py and the search over it in hopplus_mcts.py: by hand, against a plain search, and against enumeration."""
 
+import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from envs.rng import make_streams, unit_at
 from envs.sight import Things
 from envs.trees import AIMLESS, HABIT, UNKNOWN, Roots, Trees
 
+ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
 
 
@@ -585,3 +590,36 @@ def test_memory_of_earlier_trees_does_not_show():
     for other in (planner, hop.Planner(args, game, nets, None)):
         for a, b in zip(first, other.search(roots), strict=True):
             assert a.tobytes() == b.tobytes()
+
+
+# compiled code
+
+TINY_SCRIPT = """
+import envs
+from numba import njit
+
+@njit(cache=True)
+def inner(x):
+    return x + 1
+
+@njit(cache=True)
+def outer(x):
+    return inner(x) * 2
+
+if __name__ == "__main__":
+    print(outer(1))
+"""
+
+
+def test_what_is_compiled_for_a_checkpoint_does_not_break_its_script(tmp_path):
+    """Whoever plays a checkpoint loads its script under a name of its own, which compiled code remembers: the script
+    must still run, and be imported, afterwards."""
+    (tmp_path / "tiny.py").write_text(TINY_SCRIPT)
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    settings = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
+    load = "from envs.run import load_script; print(load_script('tiny.py').outer(1))"
+    for command in (["-c", load], ["tiny.py"], ["-c", "import tiny; print(tiny.outer(1))"]):
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=settings
+        )
+        assert done.stdout.strip() == "4", done.stderr
