@@ -830,7 +830,6 @@ def train(args: Args, run: Run) -> None:
             for name, array in (now | {"predicted": beliefs.predict()}).items():
                 batch[name][step] = array
             run.clock("beliefs")
-
             env_row, focal = np.nonzero(planned)
             plan = planner.plan(env.states, env_row, focal)
             target, policy = training_target(args, plan, beta), acting_policy(args, plan, beta)

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
+import numba
 import numpy as np
 import torch
 import tyro
@@ -143,7 +144,21 @@ def load_script(path: str | Path) -> ModuleType:
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"the script '{path}' cannot be loaded: {type(error).__name__}: {error}") from error
+    keep_compiled_apart(module)
     return module
+
+
+def keep_compiled_apart(module: ModuleType) -> None:
+    """numba's cache goes by the file, but remembers the name of the module that compiled: what a script compiles under
+    the name it has here must not be found when it runs as a program."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(Path(before or PROJECT / "__pycache__") / module.__name__)
+    for thing in list(vars(module).values()):
+        cache = getattr(thing, "_cache", None)
+        if hasattr(thing, "py_func") and thing.py_func.__module__ == module.__name__ and hasattr(cache, "cache_path"):
+            if cache.cache_path is not None:  # None: it is not cached at all
+                thing.enable_caching()
+    numba.config.CACHE_DIR = before
 
 
 class Run:
