@@ -688,6 +688,7 @@ def test_hindsight_by_hand():
     assert heading([M, HARE, M, HARE], [0, 2, 0, 2], done=[0, 1, 0, 0]) == [1, 1, 3, 3]
     # a player that left heads nowhere, whatever its column says
     assert heading([HARE, STAG, M, M], [2, 0, 0, 0], alive=[1, 0, 0, 1], done=[0, 0, 1, 0]) == [0, -1, -1, -1]
+    assert heading([M, HARE], [0, 2], alive=[0, 1]) == [-1, 1]
 
 
 def test_goals_of_hindsight():

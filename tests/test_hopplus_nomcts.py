@@ -262,6 +262,7 @@ def test_imagined_games_keep_to_the_rules(worlds, env_id, planes):
         assert (after[:, T] == before[:, T] + 1).all()
         age += 1
         assert (age <= horizon).all() and (done | (age < horizon)).all()
+        assert ((age == horizon) | (after[:, T] >= env.spec.horizon))[cut].all()
         start = games.states[4:][done]
         assert (start[:, None] == games.boards).all(2).any(1).all(), "a new game starts from a board of real play"
         assert (games.states[4:][~done] == after[~done]).all()
@@ -346,13 +347,13 @@ def test_returns_by_hand():
     reward = np.array([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0], [8.0, 8.0, 8.0]], np.float32)[:, None]
     value = np.array([[9.0, 9.0, 9.0], [2.0, 2.0, 2.0], [6.0, 6.0, 6.0]], np.float32)[:, None]
     next_value = np.concatenate([value[1:], np.full((1, 1, 3), 4.0, np.float32)])
-    next_value[1, 0, 2] = 10.0  # of the board at which the game was cut
+    next_value[1, 0, 2] = 12.0  # of the board at which the game was cut
     ended, cut = np.zeros((3, 1, 3), bool), np.zeros((3, 1, 3), bool)
     ended[1, 0, 1] = cut[1, 0, 2] = True
     got = hop.lambda_returns(reward, value, next_value, ended, cut, 0.5, 0.5)
-    # step 2: 8 + .5 * 4 = 10; step 1: 4 + .5 (.5 * 6 + .5 * 10) = 8 | 4 | 4 + .5 * 10 = 9
-    # step 0: .5 (.5 * 2 + .5 * that) = 2.5 | 1.5 | 2.75
-    assert np.allclose(got[:, 0], [[2.5, 1.5, 2.75], [8.0, 4.0, 9.0], [10.0, 10.0, 10.0]])
+    # step 2: 8 + .5 * 4 = 10; step 1: 4 + .5 (.5 * 6 + .5 * 10) = 8 | 4 | 4 + .5 * 12 = 10
+    # step 0: .5 (.5 * 2 + .5 * that) = 2.5 | 1.5 | 3
+    assert np.allclose(got[:, 0], [[2.5, 1.5, 3.0], [8.0, 4.0, 10.0], [10.0, 10.0, 10.0]])
 
 
 def own_rows(planner, env, planned: bool) -> dict[str, torch.Tensor]:
