@@ -37,7 +37,7 @@ from envs.rng import draw_rows, make_streams, pack_generator, unpack_generator
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, main, read_weights
 from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
-from envs.trees import AIMLESS, HABIT, UNKNOWN, Leaves, Questions, Roots, Trees
+from envs.trees import AIMLESS, HABIT, UNKNOWN, Leaves, Roots, Trees
 from pretrain_vae import FLAGS, GoalModels
 
 
@@ -218,9 +218,9 @@ def best_action(trees, m, node, c_puct):
 
 
 @njit(nogil=True)
-def select(grid, trees, roots, c_puct, leaves):
+def select(grid, trees, c_puct, leaves):
     """Walk every tree from its root to an action without a child, or to a node after the end (slot -1)."""
-    for m in range(roots.state.shape[0]):
+    for m in range(leaves.node.shape[0]):
         node, slot = 0, -1
         while not trees.ended[m, node]:
             action = best_action(trees, m, node, c_puct)
@@ -233,10 +233,6 @@ def select(grid, trees, roots, c_puct, leaves):
         copy_row(trees.state[m, node], leaves.state[m])
         if slot >= 0:
             leaves.action[m] = action
-            forest.draw_others(grid, trees, roots, m, node, slot, leaves.state[m], leaves.joint[m])
-            leaves.joint[m, roots.focal[m]] = action
-        else:
-            leaves.joint[m] = STAY
 
 
 @njit(nogil=True)
@@ -285,30 +281,36 @@ class Planner:
         if self.trees is None or self.trees.value.shape != (num, self.simulations + 1):
             self.trees = forest.make_trees(self.game, num, self.simulations, self.args.outcomes)
             self.leaves, self.out = forest.make_leaves(self.game, num), self.game.transition(num)
-            self.questions = forest.make_questions(self.game, self.things, num, len(self.unknown_goal))
+            self.own, self.other = forest.make_questions(self.game, self.things, num, len(self.unknown_goal))
 
     @torch.inference_mode()
-    def ask(self, num_own: int, num_other: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the networks say to so many questions: raw policies and values of focal players, what others do."""
-        own, other = (
-            Questions(*(torch.from_numpy(column[:count]) for column in questions))
-            for questions, count in zip(self.questions, (num_own, num_other), strict=True)
-        )
-        log_prior, value = self.nets["agent"](own.ids, own.t, own.legal, own.goal)
-        log_probs = self.nets["models"].moa(other.ids, other.t, other.legal, other.goal[:, 0])
-        return log_prior.exp().numpy(), value.numpy(), log_probs.exp().numpy()
+    def ask_own(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Raw policies and values of the focal players of so many questions."""
+        seen, t, legal, goal = (torch.from_numpy(column[:count]) for column in self.own[2:])
+        log_prior, value = self.nets["agent"](seen, t, legal, goal)
+        return log_prior.exp().numpy(), value.numpy()
+
+    @torch.inference_mode()
+    def ask_others(self, count: int) -> np.ndarray:
+        """What the others do, of so many questions."""
+        seen, t, legal, goal = (torch.from_numpy(column[:count]) for column in self.other[2:])
+        return self.nets["models"].moa(seen, t, legal, goal[:, 0]).exp().numpy()
 
     def grow_trees(self, trees: Trees, roots: Roots, leaves: Leaves, out) -> None:
         """All simulations of a block of trees."""
-        game, args, unknown_goal, questions = self.game, self.args, self.unknown_goal.numpy(), self.questions
-        asked = forest.plant(game.grid, self.things.table, trees, roots, unknown_goal, *questions)
-        forest.answer(trees, 0, *questions, *self.ask(*asked))
+        game, args, own, other = self.game, self.args, self.own, self.other
+        board, unknown_goal = (game.grid, self.things.table), self.unknown_goal.numpy()
+        asked = forest.plant(*board, trees, roots, unknown_goal, own)
+        forest.answer(trees, 0, own, *self.ask_own(asked))
         for node in range(1, self.simulations + 1):
-            select(game.grid, trees, roots, args.c_puct, leaves)
+            select(game.grid, trees, args.c_puct, leaves)
+            asked = forest.ask_others(*board, trees, roots, unknown_goal, leaves, other)
+            forest.answer_others(trees, leaves, other, self.ask_others(asked))
+            forest.draw_others(game.grid, trees, roots, leaves)
             game.step_rows(game.grid, game.rules, leaves.state, leaves.joint, *out)
             np.multiply(out.reward, args.reward_scale, out=out.reward)
-            asked = forest.grow(game.grid, self.things.table, trees, roots, unknown_goal, leaves, out, node, *questions)
-            forest.answer(trees, node, *questions, *self.ask(*asked))
+            asked = forest.grow(*board, trees, roots, unknown_goal, leaves, out, node, own)
+            forest.answer(trees, node, own, *self.ask_own(asked))
             back_up(trees, leaves, args.gamma)
 
     def search(self, roots: Roots) -> tuple[np.ndarray, ...]:

@@ -769,7 +769,7 @@ def train(args: Args, run: Run) -> None:
         # evaluation
         if run.evaluation_due():
             scores = evaluate(args, agent, args.eval_episodes, eval_seed)
-            run.evaluated(scores, rank=tuple(scores[name] for name in ("win_rate", "return") if name in scores))
+            run.evaluated(scores, by=("win_rate", "return"))
             run.clock("eval")
 
         # logging

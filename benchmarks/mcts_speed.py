@@ -4,12 +4,11 @@
     python benchmarks/mcts_speed.py --run runs/<a run of hopplus_mcts.py>      # with trained networks
 
 The setting is the script's own: 64 games x 4 players, its default trees and simulations, an opponent model asked for
-every other player at every node (one network row per player on the board: four per node while nobody left), with games
-taken from all stages of play at which everybody is on the board. One simulation adds one node (or visits an end again)
-in one tree. The plain search has one node object per state, children in a dict, the same PUCT, the same networks as
-torch modules called per node, and the game's own step for one state. Rates count the CPU time of this process (on an
-idle core the wall time) and the wall time; each is the best of several repeats, because other work on the machine can
-only slow one down.
+every other player at every node that the search goes on from, with games taken from all stages of play at which
+everybody is on the board. One simulation adds one node (or visits an end again) in one tree. The plain search has one
+node object per state, children in a dict, the same PUCT, the same networks as torch modules called per node, and the
+game's own step for one state. Rates count the CPU time of this process (on an idle core the wall time) and the wall
+time; each is the best of several repeats, because other work on the machine can only slow one down.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from envs.players import RulePlayers  # noqa: E402
 from envs.roles import find_checkpoint, read_spec  # noqa: E402
 
 AIM = {"msh-4h1s-4x4": 330_000, "msh-4h1s-8x8": 230_000}
-PARTS = ("networks", "select", "grow", "answer", "back up", "rest")
+PARTS = ("networks", "select", "ask and draw", "grow", "answer", "back up", "rest")
 # the same search with its networks written a second time, compiled, as it was before: simulations per CPU second over
 # those of the plain search in the same run (1024 trees; 16 trees: one game)
 TWINS = {("msh-4h1s-4x4", 64): 86, ("msh-4h1s-8x8", 64): 80, ("msh-4h1s-4x4", 1): 73}
@@ -149,16 +148,18 @@ def shares(once) -> dict[str, float]:
 
         return call
 
-    places = {"networks": (hop.Planner, "ask"), "select": (hop, "select"), "grow": (hop.forest, "grow")}
-    places |= {"answer": (hop.forest, "answer"), "back up": (hop, "back_up")}
-    before = {name: getattr(*place) for name, place in places.items()}
-    for name, (where, attribute) in places.items():
-        setattr(where, attribute, timed(name, before[name]))
+    places = {"networks": (hop.Planner, "ask_own ask_others"), "select": (hop, "select"), "back up": (hop, "back_up")}
+    places |= {"ask and draw": (hop.forest, "ask_others draw_others"), "grow": (hop.forest, "grow")}
+    places |= {"answer": (hop.forest, "answer answer_others")}
+    before = [(name, where, what) for name, (where, several) in places.items() for what in several.split()]
+    before = [(name, where, what, getattr(where, what)) for name, where, what in before]
+    for name, where, what, work in before:
+        setattr(where, what, timed(name, work))
     clock = process_time()
     once()
     total = process_time() - clock
-    for name, (where, attribute) in places.items():
-        setattr(where, attribute, before[name])
+    for _, where, what, work in before:
+        setattr(where, what, work)
     spent["rest"] = total - sum(spent.values())
     return {name: seconds / total for name, seconds in spent.items()}
 
@@ -275,17 +276,22 @@ def plain_roots(planner: hop.Planner, roots: hop.Roots, num: int) -> list[dict]:
 
 
 def rows_per_simulation(planner: hop.Planner, once, count: int) -> float:
-    """Network rows per simulation: for each new node that is no end, one for every player on the board."""
-    rows, ask = 0, planner.ask
+    """Network rows per simulation: the focal player of each new node, the others where the search goes on."""
+    rows, names = 0, ("ask_own", "ask_others")
 
-    def counted(num_own: int, num_other: int):
-        nonlocal rows
-        rows += num_own + num_other
-        return ask(num_own, num_other)
+    def counted(ask):
+        def call(num: int):
+            nonlocal rows
+            rows += num
+            return ask(num)
 
-    planner.ask = counted
+        return call
+
+    for name in names:
+        setattr(planner, name, counted(getattr(planner, name)))
     once()
-    del planner.ask
+    for name in names:
+        delattr(planner, name)
     return rows / count
 
 

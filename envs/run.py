@@ -7,7 +7,7 @@ to a run: bad settings, Ctrl-C, a kill at any moment, NaN, a full disk. Every tr
         for iteration in run.iterations():              # goes on where the run stood; saves by itself
             ...                                         # run.count(info) after each env step, run.clock("env")
             if run.evaluation_due():
-                run.evaluated(evaluate(...))            # the best weights so far are kept
+                run.evaluated(evaluate(...))            # the best weights are kept
             if run.log_due():
                 run.log({"losses/policy_loss": loss})   # a new scalar needs no other line
         run.finish({"eval": evaluate(...)})
@@ -303,12 +303,16 @@ class Run:
         every = self.args.eval_every
         return every > 0 and (self.step >= self.next_eval or self.iteration == self.args.num_iterations)
 
-    def evaluated(self, scores: dict[str, float], rank: tuple[float, ...] | None = None) -> None:
-        """Scores become eval/* of the next row; weights of a higher rank (default: return) than any before are kept."""
+    def evaluated(self, scores: dict[str, float], by: tuple[str, ...] = ("return",)) -> None:
+        """Scores become eval/* of the next row. The weights are kept as the best ones unless an evaluation before was
+        clearly better: scores are compared in the order of `by`, and within the interval of the first (`<name>_ci95`)
+        the later weights win, or the luckiest of many evaluations would."""
         self.next_eval = (self.step // self.args.eval_every + 1) * self.args.eval_every
-        self.scores, rank = dict(scores), rank or (scores["return"],)
-        if np.isfinite(rank).all() and (self.best is None or rank > self.best):
-            self.best = tuple(map(float, rank))
+        self.scores, names = dict(scores), [name for name in by if name in scores]
+        rank, spread = tuple(float(scores[name]) for name in names), scores.get(f"{names[0]}_ci95", -math.inf)
+        best = self.best or rank
+        if np.isfinite(rank).all() and (rank >= best or rank[0] + spread >= best[0]):
+            self.best = max(best, rank)
             spec = self.spec_of_now() | {"eval": scores}
             write_checkpoint(self.dir / "checkpoints" / "best", self.net.state_dict(), None, spec)
 

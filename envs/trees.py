@@ -5,8 +5,9 @@ A planner walks down its trees by a rule of its own, steps the leaves by the gam
     asked = grow(...)       # the new states become nodes; what the networks must be asked about them, as rows of ids
     answer(trees, ...)      # their answers go into the nodes
 
-so that all trees ask in one batch, and nothing here changes when a network does. Who plans a tree is its focal player;
-the other players come in the order of the planes, the next one first.
+so that all trees ask in one batch, and nothing here changes when a network does. What the others do at a node is asked
+when the search first goes on from there (`ask_others`, `answer_others`): most leaves are never gone on from. Who plans
+a tree is its focal player; the other players come in the order of the planes, the next one first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Trees(NamedTuple):
     prior: np.ndarray  # (M, S+1, A) its raw policy
     value: np.ndarray  # (M, S+1) by the network; 0 after the end
     others: np.ndarray  # (M, S+1, N-1, A) cumulative probabilities of the others' actions
+    asked: np.ndarray  # (M, S+1) bool: whether these are known
     visits: np.ndarray  # (M, S+1, A) int32
     q_values: np.ndarray  # (M, S+1, A) mean of the discounted returns seen through an action
     tried: np.ndarray  # (M, S+1) int32 visits of all actions
@@ -81,9 +83,9 @@ def make_trees(game: GridGame, num: int, simulations: int, outcomes: int) -> Tre
     shapes = {
         "state": ((*nodes, game.state_size), np.int16), "legal": ((*nodes, actions), np.bool_),
         "prior": ((*nodes, actions), np.float32), "value": (nodes, np.float32),
-        "others": ((*nodes, others, actions), np.float32), "visits": ((*nodes, actions), np.int32),
-        "q_values": ((*nodes, actions), np.float32), "tried": (nodes, np.int32),
-        "child": ((*nodes, actions, outcomes), np.int32), "parent": (nodes, np.int32),
+        "others": ((*nodes, others, actions), np.float32), "asked": (nodes, np.bool_),
+        "visits": ((*nodes, actions), np.int32), "q_values": ((*nodes, actions), np.float32),
+        "tried": (nodes, np.int32), "child": ((*nodes, actions, outcomes), np.int32), "parent": (nodes, np.int32),
         "action": (nodes, np.int32), "reward": (nodes, np.float32),
         "ended": (nodes, np.bool_), "depth": (nodes, np.int32), "bounds": ((num, 2), np.float32),
     }  # fmt: skip
@@ -131,69 +133,100 @@ def goals_there(grid, states, cell, code, there):
 
 
 @row_helper
-def ask_about(grid, table, state, contents, count, player, share, ask, row):
+def ask_about(grid, table, state, contents, count, player, ask, row):
     """What `player` sees, and may do, as row `row` of the questions."""
-    ask.t[row] = share
+    ask.t[row] = np.float32(min(state[T], grid.horizon - 1) / grid.horizon)
     write_ids(grid, table, state, contents, count, player, state[PLAYERS + player], ask.ids[row])
     for action in range(ask.legal.shape[1]):
         ask.legal[row, action] = is_legal(grid, state, player, action)
 
 
 @row_helper
-def open_node(grid, table, trees, roots, unknown_goal, m, node, own, other, contents, num_own, num_other):
-    """Clear a node whose state is set, and ask about it; returns the numbers of questions so far."""
+def goal_of(grid, roots, unknown_goal, state, m, k):
+    """The goal vector of the k-th other player of a tree: unknown once the player, or what it is about, has left."""
+    here = state[PLAYERS + (roots.focal[m] + 1 + k) % grid.num_players] != GONE
+    if here and is_there(grid, state, roots.cell[m, k], roots.code[m, k]):
+        return roots.goal[m, k]
+    return unknown_goal
+
+
+@row_helper
+def open_node(grid, table, trees, roots, unknown_goal, m, node, own, contents, num_own):
+    """Clear a node whose state is set, and ask about its focal player; returns the number of questions so far."""
     state, focal = trees.state[m, node], roots.focal[m]
     trees.value[m, node] = 0.0
     trees.tried[m, node] = 0
+    trees.asked[m, node] = False
     for action in range(trees.visits.shape[2]):
         trees.visits[m, node, action] = 0
         trees.q_values[m, node, action] = 0.0
         for slot in range(trees.child.shape[3]):
             trees.child[m, node, action, slot] = -1
     if trees.ended[m, node]:
-        return num_own, num_other
-    count = list_contents(grid, state, contents)
-    share = np.float32(min(state[T], grid.horizon - 1) / grid.horizon)
+        return num_own
     own.tree[num_own] = m
-    ask_about(grid, table, state, contents, count, focal, share, own, num_own)
+    count = list_contents(grid, state, contents)
+    ask_about(grid, table, state, contents, count, focal, own, num_own)
     copy_row(own.legal[num_own], trees.legal[m, node])
     for k in range(grid.num_players - 1):
-        player = (focal + 1 + k) % grid.num_players
-        here = state[PLAYERS + player] != GONE
-        goal = unknown_goal
-        if here and is_there(grid, state, roots.cell[m, k], roots.code[m, k]):
-            goal = roots.goal[m, k]
-        copy_row(goal, own.goal[num_own, k])
-        if here:
-            other.tree[num_other], other.index[num_other] = m, k
-            ask_about(grid, table, state, contents, count, player, share, other, num_other)
-            copy_row(goal, other.goal[num_other, 0])
-            num_other += 1
-    return num_own + 1, num_other
+        copy_row(goal_of(grid, roots, unknown_goal, state, m, k), own.goal[num_own, k])
+    return num_own + 1
 
 
 @njit(cache=True, nogil=True)
-def plant(grid, table, trees, roots, unknown_goal, own, other):
-    """Make the roots; returns how many questions there are about focal and about other players."""
+def plant(grid, table, trees, roots, unknown_goal, own):
+    """Make the roots; returns how many questions there are about focal players."""
     contents = np.empty(grid.height * grid.width + 1, np.int64)
-    num_own, num_other = 0, 0
+    num_own = 0
     for m in range(roots.state.shape[0]):
         copy_row(roots.state[m], trees.state[m, 0])
         trees.ended[m, 0] = False
         trees.depth[m, 0] = 0
         trees.bounds[m, 0], trees.bounds[m, 1] = 1e30, -1e30
-        num_own, num_other = open_node(
-            grid, table, trees, roots, unknown_goal, m, 0, own, other, contents, num_own, num_other
-        )
-    return num_own, num_other
+        num_own = open_node(grid, table, trees, roots, unknown_goal, m, 0, own, contents, num_own)
+    return num_own
 
 
 @njit(cache=True, nogil=True)
-def grow(grid, table, trees, roots, unknown_goal, leaves, out, new, own, other):
+def ask_others(grid, table, trees, roots, unknown_goal, leaves, other):
+    """Ask what the others do at the nodes that the search goes on from for the first time; returns how many questions
+    there are."""
+    contents = np.empty(grid.height * grid.width + 1, np.int64)
+    num_other = 0
+    for m in range(roots.state.shape[0]):
+        node = leaves.node[m]
+        if leaves.slot[m] < 0 or trees.asked[m, node]:
+            continue
+        trees.asked[m, node] = True
+        state, count = trees.state[m, node], -1
+        for k in range(grid.num_players - 1):
+            player = (roots.focal[m] + 1 + k) % grid.num_players
+            if state[PLAYERS + player] != GONE:
+                count = list_contents(grid, state, contents) if count < 0 else count
+                other.tree[num_other], other.index[num_other] = m, k
+                ask_about(grid, table, state, contents, count, player, other, num_other)
+                copy_row(goal_of(grid, roots, unknown_goal, state, m, k), other.goal[num_other, 0])
+                num_other += 1
+    return num_other
+
+
+@njit(cache=True, nogil=True)
+def answer_others(trees, leaves, other, probs):
+    """Put what the others do, probs (R, A), into the nodes that were asked about."""
+    for row in range(probs.shape[0]):
+        so_far, m = np.float32(0.0), other.tree[row]
+        others = trees.others[m, leaves.node[m], other.index[row]]
+        for action in range(probs.shape[1]):
+            so_far += probs[row, action]
+            others[action] = so_far
+
+
+@njit(cache=True, nogil=True)
+def grow(grid, table, trees, roots, unknown_goal, leaves, out, new, own):
     """Add the stepped states `out` as node `new` of every tree that was left at a leaf, and ask about them. A tree that
     was left after the end keeps its node. leaves.node becomes the node to back up from."""
     contents = np.empty(grid.height * grid.width + 1, np.int64)
-    num_own, num_other = 0, 0
+    num_own = 0
     for m in range(roots.state.shape[0]):
         if leaves.slot[m] < 0:
             continue
@@ -204,45 +237,41 @@ def grow(grid, table, trees, roots, unknown_goal, leaves, out, new, own, other):
         copy_row(out.states[m], trees.state[m, new])
         trees.reward[m, new] = out.reward[m, focal]
         trees.ended[m, new] = out.terminated[m, focal] or out.truncated[m, focal]
-        num_own, num_other = open_node(
-            grid, table, trees, roots, unknown_goal, m, new, own, other, contents, num_own, num_other
-        )
+        num_own = open_node(grid, table, trees, roots, unknown_goal, m, new, own, contents, num_own)
         leaves.node[m] = new
-    return num_own, num_other
+    return num_own
 
 
 @njit(cache=True, nogil=True)
-def answer(trees, node, own, other, prior, value, probs):
-    """Put raw policies (R, A) and values (R,) of the focal players, and what the others do (R', A), into the nodes that
-    were asked about."""
+def answer(trees, node, own, prior, value):
+    """Put raw policies (R, A) and values (R,) of the focal players into the nodes that were asked about."""
     for row in range(prior.shape[0]):
         m = own.tree[row]
         trees.value[m, node] = value[row]
         for action in range(prior.shape[1]):
             trees.prior[m, node, action] = prior[row, action]
-    for row in range(probs.shape[0]):
-        so_far = np.float32(0.0)
-        others = trees.others[other.tree[row], node, other.index[row]]
-        for action in range(probs.shape[1]):
-            so_far += probs[row, action]
-            others[action] = so_far
 
 
-@row_helper
-def draw_others(grid, trees, roots, m, node, slot, state, joint):
-    """The others' actions for one child of a node. The same draw for all own actions: what is compared is actions, not
-    luck."""
-    focal, num_others = roots.focal[m], grid.num_players - 1
-    outcomes = trees.child.shape[3]
-    for k in range(num_others):
-        player = (focal + 1 + k) % grid.num_players
-        joint[player] = STAY
-        if state[PLAYERS + player] != GONE:
-            draw = unit_at(roots.stream[m], (node * outcomes + slot) * num_others + k)
-            choice = 0
-            while choice < trees.prior.shape[2] - 1 and draw >= trees.others[m, node, k, choice]:
-                choice += 1
-            joint[player] = choice
+@njit(cache=True, nogil=True)
+def draw_others(grid, trees, roots, leaves):
+    """Everybody's actions at the leaves: the own one, and a draw of the others'. The same draw for all own actions of a
+    node: what is compared is actions, not luck."""
+    num_others, outcomes = grid.num_players - 1, trees.child.shape[3]
+    for m in range(roots.state.shape[0]):
+        focal, node, slot, state = roots.focal[m], leaves.node[m], leaves.slot[m], leaves.state[m]
+        for player in range(grid.num_players):
+            leaves.joint[m, player] = STAY
+        if slot < 0:
+            continue
+        leaves.joint[m, focal] = leaves.action[m]
+        for k in range(num_others):
+            player = (focal + 1 + k) % grid.num_players
+            if state[PLAYERS + player] != GONE:
+                draw = unit_at(roots.stream[m], (node * outcomes + slot) * num_others + k)
+                choice = 0
+                while choice < trees.prior.shape[2] - 1 and draw >= trees.others[m, node, k, choice]:
+                    choice += 1
+                leaves.joint[m, player] = choice
 
 
 @row_helper

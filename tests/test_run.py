@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ import tempfile
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -33,6 +35,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import pretrain_vae
 import train_world_model
 from envs import checkpoints, metrics, system
+from envs import run as run_module
 from envs.errors import ConfigError
 from envs.guard import Unheard
 from envs.run import Range, load_script, main
@@ -306,6 +309,27 @@ def test_the_last_weights_are_evaluated(fake, tmp_path):
     assert child(fake, argv, tmp_path / "out")[0] == 0
     evaluated = [row["global_step"] for row in rows_of(tmp_path / "x") if row["eval/return"]]
     assert evaluated == ["40", "60"]
+
+
+def test_the_luckiest_evaluation_does_not_win(monkeypatch, tmp_path):
+    """Later weights replace the best ones unless they are clearly worse; slow decline does not slip through."""
+    kept = []
+    monkeypatch.setattr(run_module, "write_checkpoint", lambda folder, weights, state, spec: kept.append(spec["eval"]))
+    args, net = SimpleNamespace(eval_every=10), torch.nn.Linear(1, 1)
+    run = SimpleNamespace(dir=tmp_path, step=10, args=args, best=None, net=net, spec_of_now=dict)
+    for score, spread, keeps in ((2.80, 0.02, 1), (2.90, 0.02, 1), (2.89, 0.02, 1), (2.879, 0.02, 0), (2.88, 0.02, 1),
+                                 (math.nan, 0.02, 0), (2.9, 0.0, 1), (2.91, 0.0, 1), (2.90, 0.0, 0)):  # fmt: skip
+        before = len(kept)
+        run_module.Run.evaluated(run, {"return": score, "return_ci95": spread})
+        assert len(kept) - before == keeps, (score, spread)
+    assert run.best == (2.91,) and run.next_eval == 20
+    run.best, before = None, len(kept)
+    for won, total, keeps in ((0.9, 5.0, 1), (0.9, 4.0, 1), (0.8, 9.0, 0), (1.0, 1.0, 1)):
+        scores = {"return": total, "win_rate": won, "win_rate_ci95": 0.0}
+        run_module.Run.evaluated(run, scores, by=("win_rate", "return"))
+        assert len(kept) - before == keeps, (won, total)
+        before = len(kept)
+    assert run.best == (1.0, 1.0)
 
 
 @FORK

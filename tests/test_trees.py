@@ -310,12 +310,14 @@ def test_reward_scale_scales_what_trees_count():
 
 
 def test_every_node_holds_what_the_networks_say_of_its_state():
-    """Of all nodes of all trees at once: raw policy, value, and the others' chances, given the goals drawn; the goal of
-    who left, or whose item is not there, is unknown; after the end nothing is asked."""
+    """Of all nodes of all trees at once: raw policy, value, and, where the search went on, the others' chances, given
+    the goals drawn; the goal of who left, or whose item is not there, is unknown; after the end nothing is asked."""
     args, game, nets, roots = random_roots(num=50, simulations=30)
     trees, things, models = grow(args, game, nets, roots), Things(game), nets["models"]
     pairs = [(m, node) for m in range(50) for node in used_nodes(trees, m) if not trees.ended[m, node]]
     tree, node = np.array(pairs).T
+    went_on = (trees.child[tree, node] >= 0).any((1, 2))
+    assert (trees.asked[tree, node] == went_on).all() and 0.2 < went_on.mean() < 0.8
     states, focal, code, cell = trees.state[tree, node], roots.focal[tree], roots.code[tree], roots.cell[tree]
     legal, t, each = game.legal(states), torch.from_numpy(things.time(states[:, T])), np.arange(len(tree))
     board, player = states[:, PLAYERS + 4 :], (focal[:, None] + 1 + np.arange(3)) % 4
@@ -332,7 +334,7 @@ def test_every_node_holds_what_the_networks_say_of_its_state():
         assert np.abs(trees.prior[tree, node] - log_prior.exp().numpy()).max() < 1e-5
         assert np.abs(trees.value[tree, node] - value.numpy()).max() < 1e-5
         for k in range(3):
-            rows = np.flatnonzero(here[:, k])
+            rows = np.flatnonzero(here[:, k] & went_on)
             seen = torch.from_numpy(things.of_states(states, rows, player[rows, k]))
             may = torch.from_numpy(legal[rows, player[rows, k]])
             chances = models.moa(seen, t[rows], may, torch.from_numpy(goals[rows, k])).exp()
@@ -374,7 +376,7 @@ def test_masks_at_every_node():
     who left does not come back."""
     args, game, nets, roots = random_roots(simulations=40)
     trees = grow(args, game, nets, roots)
-    checked = gone = blocked = 0
+    checked = gone = blocked = asked = 0
     for m, focal in enumerate(roots.focal):
         nodes = used_nodes(trees, m)
         legal, alive = game.legal(trees.state[m, nodes]), game.alive(trees.state[m, nodes])
@@ -393,11 +395,13 @@ def test_masks_at_every_node():
                     for child in trees.child[m, node].ravel():
                         assert child < 0 or trees.state[m, child, PLAYERS + player] == GONE
                     continue
-                probs = np.diff(trees.others[m, node, k], prepend=0.0)
-                assert not probs[~may[player]].any() and probs.sum() == pytest.approx(1.0, abs=1e-5)
+                if trees.asked[m, node]:
+                    probs = np.diff(trees.others[m, node, k], prepend=0.0)
+                    assert not probs[~may[player]].any() and probs.sum() == pytest.approx(1.0, abs=1e-5)
+                    asked += 1
             checked += 1
             blocked += not mine[:4].all()
-    assert checked > 1000 and gone > 200 and blocked > 200
+    assert checked > 1000 and gone > 200 and blocked > 200 and asked > 1000
 
 
 # draws
