@@ -19,7 +19,7 @@ A missing offline checkpoint (pretrain_vae.py) is made first. docs/hopplus.md te
 """
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -32,11 +32,12 @@ from numba import njit
 import envs
 import pretrain_vae
 from envs import trees as forest
+from envs.checkpoints import Kept
 from envs.grid import ITEM, PLAYERS, STAY, T, copy_row
-from envs.rng import draw_rows, make_streams, pack_generator, unpack_generator
+from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
-from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, main, read_weights
-from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
+from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
+from envs.sight import Things, embedding_table, legal_log_softmax, linear, sum_of_embeddings
 from envs.trees import AIMLESS, HABIT, UNKNOWN, Leaves, Roots, Trees
 from pretrain_vae import FLAGS, GoalModels
 
@@ -141,14 +142,6 @@ class Args(RunArgs):
     hidden_size: Positive = 64
     """width of the policy and value network"""
 
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return max(1, self.total_timesteps // self.batch_size)
-
     def check(self) -> None:
         total = self.habit_prior + self.aimless_prior
         if total > 1.0:
@@ -158,13 +151,6 @@ class Args(RunArgs):
 
 
 # networks
-
-
-def linear(size_in: int, size_out: int, std: float, generator: torch.Generator) -> nn.Linear:
-    layer = nn.Linear(size_in, size_out)
-    nn.init.normal_(layer.weight, std=std, generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer
 
 
 class Agent(nn.Module):
@@ -409,13 +395,18 @@ def playing_policy(args: Args, plan: Plan, play_beta: float) -> np.ndarray:
 # goals and beliefs
 
 
-class Beliefs:
+class Beliefs(Kept):
     """What is believed of every player of B games.
 
     All see the whole board, so a belief about player j is the same for everybody who holds one, and is kept once.
     K hypotheses per player: one per item of the episode's first board (learned) or per kind (oracle), then HABIT and
     AIMLESS; with goal mode none a single one, UNKNOWN.
     """
+
+    KEPT = (
+        "belief", "prior", "habits", "cell", "code", "goal", "memory", "last_action", "new_episode", "settled",
+        "states", "streams",
+    )  # fmt: skip
 
     def __init__(self, args: Args, game, models: GoalModels, num_envs: int, seed: int):
         self.args, self.game, self.models, self.things = args, game, models, Things(game)
@@ -443,18 +434,6 @@ class Beliefs:
         self.streams = make_streams(seed, num_envs * game.num_players)
         self.seen = np.zeros((*shape, self.things.most), np.int32)  # (B, N, ids)
         self.looked = False  # at the boards of this step
-
-    KEPT = (
-        "belief", "prior", "habits", "cell", "code", "goal", "memory", "last_action", "new_episode", "settled",
-        "states", "streams",
-    )  # fmt: skip
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return {name: getattr(self, name).copy() for name in self.KEPT}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name in self.KEPT:
-            getattr(self, name)[:] = saved[name]
 
     @torch.no_grad()
     def look(self, env) -> None:
@@ -582,9 +561,11 @@ class Beliefs:
         self.looked = False
 
 
-class ImaginedPlayers:
+class ImaginedPlayers(Kept):
     """The co-players in the last games of an env: each has a kind of goal (or a habit, or none) that lasts for some
     episodes, picks an item of that kind, and moves as the opponent model says of such a player."""
+
+    KEPT = ("kind", "goal", "rng")
 
     def __init__(self, beliefs: Beliefs, first: int, learners: list[int], seed: int):
         self.beliefs, self.rng, self.num_kinds = beliefs, np.random.default_rng(seed), len(beliefs.game.kinds)
@@ -623,20 +604,15 @@ class ImaginedPlayers:
         unknown = beliefs.models.flag(pretrain_vae.UNKNOWN).numpy()
         return np.where(here[..., None], true[np.arange(len(true))[:, None], player], unknown)
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        return {"kind": self.kind, "goal": self.goal, "rng": pack_generator(self.rng)}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.kind[:], self.goal[:] = saved["kind"], saved["goal"]
-        unpack_generator(self.rng, saved["rng"])
-
 
 # playing and evaluating
 
 
-class Policy:
+class Policy(Kept):
     """A trained network in one seat of any env (see envs/roles.py), planning on its beliefs. Several seats may share a
     planner. With `planned` off it plays the raw policy, which knows no goals."""
+
+    KEPT = ("beliefs", "rng")
 
     def __init__(self, planner: Planner, seat: int, seed: int, greedy: bool, planned: bool = True):
         self.planner, self.beliefs, self.args = planner, planner.beliefs, planner.args
@@ -671,20 +647,12 @@ class Policy:
         if self.beliefs.looked:
             self.beliefs.watch(actions, env.alive, info["done"])
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        return self.beliefs.get_state() | {"rng": pack_generator(self.rng)}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.beliefs.set_state(saved)
-        unpack_generator(self.rng, saved["rng"])
-
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Policy:
     """A checkpoint of this script as a player; all learners share one network."""
     if learner is not None and not 1 <= learner <= len(spec["learners"]):
         raise envs.ConfigError(f"checkpoint '{checkpoint}' has learners 1 to {len(spec['learners'])}, not {learner}")
-    known = {field.name for field in fields(Args)}
-    args = Args(**{name: value for name, value in spec["args"].items() if name in known})
+    args = saved_args(Args, spec)
     game = envs.game(env.spec.env_id, **env.spec.config | {"prosocial": args.prosocial})  # as it learned
     nets = make_nets(args, game, GoalModels(spec["model_sizes"]))
     read_weights(checkpoint, nets)
@@ -728,16 +696,6 @@ def agent_loss(args: Args, agent: Agent, mb: dict[str, torch.Tensor]) -> dict[st
     }
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float) -> None:
-    """One step down the gradient; a loss that is no number ends the run."""
-    optimizer.zero_grad()
-    loss.backward()
-    norm = nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], max_norm)
-    if not (torch.isfinite(loss) and torch.isfinite(norm)):
-        raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {norm.item()}")
-    optimizer.step()
-
-
 def update(args: Args, nets: nn.ModuleDict, optimizers: dict, data: dict[str, dict], sequences: dict, rng):
     """The updates of one iteration: policy and value, opponent model, reader of goals. Returns what there is to log.
     data: rows of the `own` decisions, of `moa` and `moa_offline`."""
@@ -759,17 +717,6 @@ def update(args: Args, nets: nn.ModuleDict, optimizers: dict, data: dict[str, di
         descend(optimizers["reader"], loss, args.max_grad_norm)
         log["goal_loss"] = [loss.item()]
     return {f"losses/{name}": float(np.mean(values)) for name, values in log.items()}
-
-
-def goals_to_learn_with(args: Args, batch: dict, goals: np.ndarray, hindsight_prob: float, rng) -> np.ndarray:
-    """(T, B, N, N-1, G): the goals a player planned with; instead, at random, those that hindsight shows, or none."""
-    num_players = goals.shape[2]
-    order = (np.arange(num_players)[:, None] + 1 + np.arange(num_players - 1)) % num_players  # (N, N-1) the next first
-    hindsight = goals[:, :, order]  # (T, B, N, N-1, G)
-    known = hindsight[..., pretrain_vae.UNKNOWN, None] == 0
-    use = (rng.random(goals.shape[:3]) < hindsight_prob)[..., None, None] & known
-    fed = torch.from_numpy(np.where(use, hindsight, batch["goals"]))
-    return pretrain_vae.hide(fed, args.hide_prob, rng).numpy()
 
 
 def make_storage(args: Args, env, things: Things, goal_size: int) -> dict[str, np.ndarray]:
@@ -895,7 +842,7 @@ def train(args: Args, run: Run) -> None:
         planned, real = batch["planned"], batch["alive"].copy()
         real[:, num_real:] = False
         predictions = pretrain_vae.score_predictions(batch["predicted"], batch["action"], real)
-        batch_goals = goals_to_learn_with(args, batch, goals, hindsight_prob, data_rng)
+        batch_goals = pretrain_vae.goals_to_learn_with(batch, goals, hindsight_prob, args.hide_prob, data_rng)
         rows = {f"own.{name}": batch[name][planned] for name in ("seen", "t", "legal", "policy")}
         rows |= {"own.goals": batch_goals[planned], "own.returns": returns[planned]}
         rows |= {f"moa.{name}": batch[name][real] for name in ("seen", "t", "legal", "action")}

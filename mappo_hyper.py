@@ -18,7 +18,7 @@ normalisation of the policy; time running out bootstraps, an end by the rules do
 
 import copy
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 import tyro
 
 import envs
-from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
+from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import TeamGame, make_env, play_team
 
 Tensors = dict[str, torch.Tensor]
@@ -124,14 +124,6 @@ class Args(RunArgs):
     """beta, weight of L_align: KL(policy by the target hypernetwork || policy)"""
     target_every: Positive = 100
     """K, gradient steps after which the target hypernetwork becomes a copy of the current one"""
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return max(1, self.total_timesteps // self.batch_size)
 
     def check(self) -> None:
         """What the ranges of single fields do not say."""
@@ -514,9 +506,7 @@ class Team:
 
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Team:
     """A checkpoint of this script as a team for a batched env."""
-    known = {field.name for field in fields(Args)}
-    args, game = Args(**{name: value for name, value in spec["args"].items() if name in known}), TeamGame(env)
-    check_ranges(args)  # another version of this script may have had other choices
+    args, game = saved_args(Args, spec), TeamGame(env)
     num_agents = len(spec["learners"])
     if num_agents != game.num_agents:
         here = f"{env.spec.env_id} has {game.num_agents}"
@@ -690,14 +680,9 @@ def update(args: Args, agent: Agent, optimizer, batch: Tensors, memory: Tensors,
             mb = {name: x.index_select(1, mb_inds) for name, x in batch.items()}
             mb_memory = {name: x[mb_inds] for name, x in memory.items()}
             loss, stats, _ = ppo_loss(args, agent, mb, mb_memory, ent_coef)
-            optimizer.zero_grad()
-            loss.backward()
-            norms = [nn.utils.clip_grad_norm_(group["params"], args.max_grad_norm) for group in optimizer.param_groups]
-            if not torch.isfinite(torch.stack([loss.detach(), *norms])).all():
-                raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {max(norms).item()}")
-            optimizer.step()
+            norms = descend(optimizer, loss, args.max_grad_norm)
             names = ("losses/grad_norm", "losses/critic_grad_norm", "hyper/grad_norm")
-            log.append(stats | {name: norm.item() for name, norm in zip(names, norms, strict=False)})
+            log.append(stats | dict(zip(names, norms, strict=False)))
     with torch.no_grad():  # how far the update moved the policy, on the last minibatch
         kl = kl_between(mb["policy"], agent.policy(mb, mb_memory)[0], agent.actor.continuous)
         policy_kl = (kl * mb["alive"]).sum() / mb["alive"].sum().clamp_min(1)

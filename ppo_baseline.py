@@ -25,7 +25,7 @@ import tyro
 import envs
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
 from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, main, read_weights
-from envs.sight import Things, embedding_table, sum_of_embeddings
+from envs.sight import Things, embedding_table, linear, sum_of_embeddings
 
 
 @dataclass
@@ -84,14 +84,6 @@ class Args(RunArgs):
     shared_policy: bool = False
     """one network for all learners instead of one each"""
 
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return max(1, self.total_timesteps // self.batch_size)
-
 
 # networks
 
@@ -103,19 +95,13 @@ class Agent(nn.Module):
         super().__init__()
         self.hidden, self.num_actions = hidden, num_actions
 
-        def linear(inputs: int, outputs: int, std: float) -> nn.Linear:
-            layer = nn.Linear(inputs, outputs)
-            nn.init.normal_(layer.weight, std=std, generator=generator)
-            nn.init.zeros_(layer.bias)
-            return layer
-
         self.embedding = embedding_table(things.num_ids, 2 * hidden, generator)
         self.time = nn.Parameter(0.3 * torch.randn(2 * hidden, generator=generator))
-        self.actor = linear(hidden, hidden, std=(2 / hidden) ** 0.5)
-        self.critic = linear(hidden, hidden, std=(2 / hidden) ** 0.5)
+        self.actor = linear(hidden, hidden, (2 / hidden) ** 0.5, generator)
+        self.critic = linear(hidden, hidden, (2 / hidden) ** 0.5, generator)
         # a multiple of 8 columns: with 7, a row's product is rounded by its place in the batch, and ratios are not 1
-        self.policy_head = linear(hidden, 8 * -(-num_actions // 8), std=0.01 / hidden**0.5)
-        self.value_head = linear(hidden, 1, std=1 / hidden**0.5)
+        self.policy_head = linear(hidden, 8 * -(-num_actions // 8), 0.01 / hidden**0.5, generator)
+        self.value_head = linear(hidden, 1, 1 / hidden**0.5, generator)
 
     def forward(self, ids: torch.Tensor, t: torch.Tensor, legal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """ids (R, K), t (R,) in 0..1, legal (R, A) -> log-probabilities (R, A), values (R,)"""

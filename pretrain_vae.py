@@ -348,6 +348,17 @@ def hindsight_goals(models: GoalModels, steps: np.ndarray, seen: np.ndarray) -> 
     return goals
 
 
+def goals_to_learn_with(batch: dict, goals: np.ndarray, hindsight_prob: float, hide_prob: float, rng) -> np.ndarray:
+    """(T, B, N, N-1, G): the goals a player planned with; instead, at random, those that hindsight shows, or none."""
+    num_players = goals.shape[2]
+    order = (np.arange(num_players)[:, None] + 1 + np.arange(num_players - 1)) % num_players  # (N, N-1) the next first
+    hindsight = goals[:, :, order]  # (T, B, N, N-1, G)
+    known = hindsight[..., UNKNOWN, None] == 0
+    use = (rng.random(goals.shape[:3]) < hindsight_prob)[..., None, None] & known
+    fed = torch.from_numpy(np.where(use, hindsight, batch["goals"]))
+    return hide(fed, hide_prob, rng).numpy()
+
+
 def play_rows(models: GoalModels, data: dict[str, Any], things: Things) -> dict[str, np.ndarray]:
     """Recorded play of a grid game as rows to learn from: seen, t, legal, action, goal (M, G)."""
     seen = things(data["obs"])

@@ -21,6 +21,7 @@ from torch import nn
 
 from envs import system
 from envs.errors import ConfigError
+from envs.rng import pack_generator, unpack_generator
 
 WEIGHTS, RESUME, SPEC = "weights.safetensors", "resume.safetensors", "spec.json"
 
@@ -350,3 +351,31 @@ def part(saved: Tensors, name: str) -> Tensors:
 def pack_all(things: dict[str, Any]) -> Tensors:
     """The entries of many things, each under its name."""
     return {f"{name}.{key}": x for name, thing in things.items() for key, x in pack(thing).items()}
+
+
+class Kept:
+    """A thing whose attributes named in KEPT survive a kill: arrays, numpy generators, and things like itself."""
+
+    KEPT: tuple[str, ...] = ()
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        saved = {}
+        for name in self.KEPT:
+            value = getattr(self, name)
+            if isinstance(value, np.random.Generator):
+                saved[name] = pack_generator(value)
+            elif isinstance(value, np.ndarray):
+                saved[name] = value.copy()
+            else:
+                saved |= {f"{name}.{key}": array for key, array in value.get_state().items()}
+        return saved
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        for name in self.KEPT:
+            value = getattr(self, name)
+            if isinstance(value, np.random.Generator):
+                unpack_generator(value, saved[name])
+            elif isinstance(value, np.ndarray):
+                value[:] = saved[name]
+            else:
+                value.set_state({key: saved[f"{name}.{key}"] for key in value.get_state()})

@@ -27,7 +27,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -49,7 +49,8 @@ from envs.guard import Stop, StopSignals, fail, guarded
 from envs.metrics import Metrics, draw_curve
 
 __all__ = ["ConfigError", "Count", "Positive", "Range", "Rate", "Run", "RunArgs", "Share", "Weight", "Whole",
-           "check_ranges", "fail", "guarded", "load_script", "main", "parse", "read_weights"]  # fmt: skip
+           "check_ranges", "descend", "fail", "guarded", "load_script", "main", "parse", "read_weights",
+           "saved_args"]  # fmt: skip
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -88,6 +89,17 @@ class RunArgs:
     checkpoint_every: Positive = 20
     """iterations between two saves of checkpoints/last"""
 
+    @property
+    def batch_size(self) -> int:
+        """Env steps of an iteration."""
+        args: Any = self  # every training script has these fields, with defaults of its own
+        return args.num_envs * args.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        args: Any = self
+        return max(1, args.total_timesteps // self.batch_size)
+
 
 def main(args_class: type[RunArgs], train: Callable[[Any, Run], None], argv: list[str] | None = None) -> int:
     """The whole of a training script: settings, run folder, training; returns the exit code."""
@@ -124,6 +136,26 @@ def checked(args: Any) -> Any:
     if hasattr(args, "check"):
         args.check()
     return args
+
+
+def saved_args(args_class: type[Any], spec: dict[str, Any]) -> Any:
+    """The settings in the spec of a checkpoint; another version of its script may have had other ones."""
+    known = {field.name for field in fields(args_class)}
+    args = args_class(**{name: value for name, value in spec["args"].items() if name in known})
+    check_ranges(args)
+    return args
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float) -> list[float]:
+    """One step down the gradient, clipped in each group of parameters; a loss that is no number ends the run. Returns
+    the norms of the gradient, group by group."""
+    optimizer.zero_grad()
+    loss.backward()
+    norms = [nn.utils.clip_grad_norm_(group["params"], max_norm) for group in optimizer.param_groups]
+    if not torch.isfinite(torch.stack([loss.detach(), *norms])).all():
+        raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {max(norms).item()}")
+    optimizer.step()
+    return [norm.item() for norm in norms]
 
 
 def load_script(path: str | Path) -> ModuleType:

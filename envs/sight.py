@@ -117,6 +117,14 @@ def sum_of_embeddings(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return F.embedding_bag(ids, table, mode="sum")
 
 
+def linear(size_in: int, size_out: int, std: float, generator: torch.Generator) -> nn.Linear:
+    """A linear layer with weights of that spread, no bias at first, and a generator of its own."""
+    layer = nn.Linear(size_in, size_out)
+    nn.init.normal_(layer.weight, std=std, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def legal_log_softmax(logits: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
     """Logits (R, A) -> log-probabilities, of illegal actions so low that they never happen. Taken over columns: on the
     CPU, with few actions, several times as fast as over rows."""

@@ -33,7 +33,7 @@ import hopplus_nomcts as nomcts
 import pretrain_vae
 from envs.grid import ITEM, PLAYERS, STAY
 from envs.roles import load_policy
-from envs.run import main
+from envs.run import descend, main
 from envs.sight import legal_log_softmax, sum_of_embeddings
 from envs.trees import AIMLESS, HABIT, UNKNOWN, draw_goals
 
@@ -713,8 +713,7 @@ def test_goals_of_hindsight():
     assert (pretrain_vae.hindsight_goals(make_models(game, "none"), steps, seen) == [0.0, 1.0, 0.0]).all()
 
 
-@BOTH
-def test_goals_to_learn_with_by_hand(hop):
+def test_goals_to_learn_with_by_hand():
     """A player learns with the goals it planned with, or with hindsight's where that knows: those of the next player
     first. Some are hidden."""
     rng = np.random.default_rng(0)
@@ -725,7 +724,7 @@ def test_goals_to_learn_with_by_hand(hop):
     batch = {"goals": rng.random((2, 200, 3, 2, 5)).astype(np.float32)}
 
     def fed(hindsight_prob, hide_prob):
-        return hop.goals_to_learn_with(hop.Args(hide_prob=hide_prob), batch, goals, hindsight_prob, rng)
+        return pretrain_vae.goals_to_learn_with(batch, goals, hindsight_prob, hide_prob, rng)
 
     assert (fed(0.0, 0.0) == batch["goals"]).all()
     assert (fed(0.3, 1.0) == unknown).all()
@@ -767,7 +766,7 @@ def test_habits_start_as_what_is_known_of_anybody_and_follow_those_met(checkpoin
     optimizer = torch.optim.Adam(models.moa.parameters(), lr=1e-2)
     for _ in range(80):
         mb = pretrain_vae.mixed_batch(met, rows, 1024, 0.5, rng)
-        mcts.descend(optimizer, pretrain_vae.moa_loss(models.moa, mb, 0.15, rng), 0.5)
+        descend(optimizer, pretrain_vae.moa_loss(models.moa, mb, 0.15, rng), 0.5)
     with torch.no_grad():
         board = [torch.from_numpy(met[name]) for name in ("seen", "t", "legal")]
         stays = [
@@ -956,7 +955,7 @@ def watched(request, checkpoints, tmp_path_factory):
         note(patch, hop.ImaginedPlayers, "goals", lambda args, goals: goals)
         note(patch, hop, "lambda_returns", lambda args, returns: ([np.array(x) for x in args], returns, worths()))
         note(patch, pretrain_vae, "score_predictions", lambda args, _: args[2].copy())
-        note(patch, hop, "goals_to_learn_with", lambda args, fed: (copied(args[1]), args[2], args[3], fed))
+        note(patch, pretrain_vae, "goals_to_learn_with", lambda args, fed: (copied(args[0]), args[1], args[2], fed))
         note(patch, nomcts.ImaginedGames, "step", lambda args, found: (args[0].boards.copy(), copied(found)))
         patch.setattr(hop, "update", watch_update)
         flags = ["--vae-ckpt", checkpoints(), "--replay", "1", "--total-timesteps", "256", "--eval-every", "0"]
@@ -1200,7 +1199,7 @@ def definitions(name: str) -> dict[str, str]:
 def test_what_both_scripts_share_reads_the_same():
     """Beliefs, imagined players, network, play, learning with goals: line for line, so that `diff` shows the rest."""
     here, there = definitions("hopplus_nomcts.py"), definitions("hopplus_mcts.py")
-    same = "linear Agent.__init__ Agent.forward Beliefs ImaginedPlayers training_target acting_policy playing_policy"
-    same = [*same.split(), "goals_to_learn_with", "descend", "evaluate", "Args.check", "Args.batch_size"]
+    same = "Agent.__init__ Agent.forward Beliefs ImaginedPlayers training_target acting_policy playing_policy"
+    same = [*same.split(), "evaluate", "Args.check"]
     same += [name for name in there if name.startswith("Policy.") and name != "Policy.simulations"]
     assert [name for name in same if here.get(name) != there[name]] == []
