@@ -255,7 +255,7 @@ class Plan(NamedTuple):
 class Planner:
     """Batched tree search: all trees of a block take their simulations together, one network batch for each step."""
 
-    BLOCK = 512  # trees: enough to fill the networks' batches, few enough for the cache
+    BLOCK = 1024  # trees: enough to fill the networks' batches, few enough for the cache
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
