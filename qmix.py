@@ -29,7 +29,7 @@ from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_r
 from envs.team import TeamGame, make_env, play_team
 
 Tensors = dict[str, torch.Tensor]
-MIXERS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}
+ALGORITHMS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}  # of each mixer
 
 
 @dataclass
@@ -66,7 +66,9 @@ class Args(RunArgs):
     buffer_steps: Positive = 60_000
     """steps that the replay holds"""
     learning_rate: Rate = 1e-3
-    """Adam's learning rate"""
+    """Adam's learning rate at the start"""
+    anneal_lr: bool = True
+    """bring the learning rate linearly to zero"""
     gamma: Share = 0.99
     """discount"""
     td_lambda: Share = 0.6
@@ -100,23 +102,48 @@ class Args(RunArgs):
 # networks
 
 
+class GRU(nn.Module):
+    """A memory over sequences of different lengths, side by side without padding. What does not depend on the memory is
+    computed for all steps at once. (The packed GRU of torch clears a gradient of the whole input at every step.)"""
+
+    def __init__(self, in_size: int, hidden_size: int):
+        super().__init__()
+        self.from_input, self.from_memory = (nn.Linear(size, 3 * hidden_size) for size in (in_size, hidden_size))
+
+    def forward(self, x: torch.Tensor, sizes: list[int], memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (R, F): step by step the `sizes` sequences that still go on, the longest first; memory (sizes[0], H)
+        -> (R, H), memory after the last step"""
+        width, outputs = memory.shape[1], []
+        for gates, size in zip(self.from_input(x).split(sizes), sizes, strict=True):
+            memory = memory[:size] if size < len(memory) else memory
+            (reset_update, new), old = gates.split((2 * width, width), 1), self.from_memory(memory)
+            reset, update = torch.sigmoid(reset_update + old[:, : 2 * width]).chunk(2, 1)
+            memory = torch.lerp(torch.tanh(new + reset * old[:, 2 * width :]), memory, update)
+            outputs.append(memory)
+        return torch.cat(outputs), memory
+
+
 class QNetwork(nn.Module):
     """Values of an agent's actions from what it sees, its last action and its id; one network for all agents."""
 
     def __init__(self, args: Args, game: TeamGame):
         super().__init__()
         self.num_agents, self.num_actions, self.hidden_size = game.num_agents, game.num_actions, args.hidden_size
-        self.first = nn.Linear(game.obs_size + game.num_actions + game.num_agents, args.hidden_size)
-        self.gru = nn.GRU(args.hidden_size, args.hidden_size)
+        self.first = nn.Linear(game.obs_size, args.hidden_size)
+        self.last_action = nn.Embedding(game.num_actions + 1, args.hidden_size)
+        self.agent = nn.Embedding(game.num_agents, args.hidden_size)
+        self.gru = GRU(args.hidden_size, args.hidden_size)
         self.head = nn.Linear(args.hidden_size, game.num_actions)
+        for table in (self.last_action, self.agent):  # as if one-hot entries stood beside what is seen
+            nn.init.normal_(table.weight, std=game.obs_size**-0.5)
 
-    def forward(self, obs: torch.Tensor, last_action: torch.Tensor, memory: torch.Tensor | None = None):
-        """obs (T, B, N, D), last action one-hot (T, B, N, A), memory (1, B N, H) or None before an episode
-        -> values (T, B, N, A), memory"""
-        ids = torch.eye(self.num_agents).expand(*obs.shape[:2], -1, -1)
-        x = torch.relu(self.first(torch.cat([obs, last_action, ids], dim=3)))
-        x, memory = self.gru(x.flatten(1, 2), memory)
-        return self.head(x).view(*obs.shape[:3], -1), memory
+    def forward(self, obs: torch.Tensor, last_action: torch.Tensor, agent: torch.Tensor, sizes, memory=None):
+        """obs (R, D), last action (R,) or A at the start, agent (R,), laid out as GRU says; memory (sizes[0], H),
+        or None before an episode -> values (R, A), memory"""
+        x = torch.relu(self.first(obs) + self.last_action(last_action) + self.agent(agent))
+        memory = x.new_zeros(sizes[0], self.hidden_size) if memory is None else memory
+        x, memory = self.gru(x, sizes, memory)
+        return self.head(x), memory
 
 
 class Mixer(nn.Module):
@@ -191,13 +218,26 @@ class Replay:
             self.rows[name][first : first + length] = column
 
     def sample(self, num: int, rng: np.random.Generator) -> Tensors:
-        """Columns (T + 1, E, ...) of `num` episodes, the shorter ones filled up with their last row; `valid` (T, E)."""
+        """`num` episodes. Of the team, the shorter ones filled up with their last row: alive, state, reward, terminated
+        (T + 1, E, ...), valid (T, E). Of the agents, rows (R, ...) of those on the field alone, as QNetwork wants them:
+        obs, last_action, action, legal, agent, sizes, and `place`, their place in (T + 1, E, N)."""
         first, length = self.episodes[rng.integers(len(self), size=num)].T
         step = np.arange(length.max() + 1)[:, None]
-        at = first + np.minimum(step, length)
-        mb = {name: torch.from_numpy(rows[at]) for name, rows in self.rows.items()}
-        mb |= {name: mb[name].float() for name in ("obs", "state")}
-        return mb | {"action": mb["action"].long(), "valid": torch.from_numpy(step[:-1] < length)}
+        at = first + np.minimum(step, length)  # (T + 1, E)
+        team = {name: self.rows[name][at] for name in ("alive", "state", "reward", "terminated")}
+        acts = (team["alive"] & (step <= length)[..., None]).reshape(len(at), -1)  # (T + 1, E N)
+        order = np.argsort(-acts.sum(0), kind="stable")  # the longest sequence first
+        step_of, place = np.nonzero(acts[:, order])
+        place = order[place]
+        episode, agent = np.divmod(place, team["alive"].shape[2])
+        row = at[step_of, episode]
+        last_action = np.where(step_of > 0, self.rows["action"][row - 1, agent], self.rows["legal"].shape[2])
+        agents = {name: self.rows[name][row, agent] for name in ("obs", "action", "legal")}
+        agents |= {"last_action": last_action, "agent": agent, "place": step_of * acts.shape[1] + place}
+        mb = {name: torch.from_numpy(x) for name, x in (team | agents).items()}
+        mb |= {name: mb[name].float() for name in ("obs", "state")} | {"valid": torch.from_numpy(step[:-1] < length)}
+        mb |= {name: mb[name].long() for name in ("action", "last_action")}
+        return mb | {"sizes": [size for size in acts.sum(1).tolist() if size]}
 
     def get_state(self) -> dict[str, np.ndarray]:
         return self.rows | {"episodes": self.episodes, "position": self.position}
@@ -259,27 +299,31 @@ def lambda_targets(reward, next_value, terminated, valid, gamma: float, lam: flo
     return targets
 
 
+def spread(values: torch.Tensor, mb: Tensors) -> torch.Tensor:
+    """(R,) of the agents on the field -> (T + 1, E, N), 0 for the fallen"""
+    return values.new_zeros(mb["alive"].numel()).index_copy(0, mb["place"], values).view(mb["alive"].shape)
+
+
 def td_loss(args: Args, nets: Networks, target_nets: Networks, mb: Tensors) -> tuple[torch.Tensor, Tensors]:
     """Squared TD errors over the valid steps of a minibatch of episodes, and what there is to log."""
-    last_action = F.one_hot(mb["action"], nets.agent.num_actions).float()
-    last_action = torch.cat([torch.zeros_like(last_action[:1]), last_action[:-1]])
-    q_values, _ = nets.agent(mb["obs"], last_action)  # (T + 1, E, N, A)
-    chosen = q_values[:-1].gather(3, mb["action"][:-1, ..., None])[..., 0]
+    inputs, valid = (mb["obs"], mb["last_action"], mb["agent"], mb["sizes"]), mb["valid"]
+    q_values, _ = nets.agent(*inputs)  # (R, A)
+    chosen = spread(q_values.gather(1, mb["action"][:, None])[:, 0], mb)
+    value = nets.mix(chosen[:-1][valid], mb["alive"][:-1][valid], mb["state"][:-1][valid])  # (steps, V)
     with torch.no_grad():
-        target_q, _ = target_nets.agent(mb["obs"], last_action)
-        best = q_values[1:].masked_fill(~mb["legal"][1:], -1e9).argmax(3, keepdim=True)  # double Q-learning
-        next_q = target_q[1:].gather(3, best)[..., 0]
-        next_value = target_nets.mix(next_q, mb["alive"][1:], mb["state"][1:])
+        target_q, _ = target_nets.agent(*inputs)
+        best = q_values.masked_fill(~mb["legal"], -1e9).argmax(1, keepdim=True)  # double Q-learning
+        next_q = spread(target_q.gather(1, best)[:, 0], mb)
+        next_value = torch.zeros(*valid.shape, value.shape[1])
+        next_value[valid] = target_nets.mix(next_q[1:][valid], mb["alive"][1:][valid], mb["state"][1:][valid])
         targets = lambda_targets(
-            mb["reward"][:-1], next_value, mb["terminated"][:-1], mb["valid"], args.gamma, args.td_lambda
-        )
-    value = nets.mix(chosen, mb["alive"][:-1], mb["state"][:-1])  # (T, E, V)
-    mask = mb["valid"][..., None].expand_as(value)
-    if value.shape[2] > 1:  # IQL: nobody learns from what happens after it has fallen
-        mask = mask & mb["alive"][:-1]
-    errors = (value - targets)[mask]
+            mb["reward"][:-1], next_value, mb["terminated"][:-1], valid, args.gamma, args.td_lambda
+        )[valid]
+    errors = value - targets
+    if value.shape[1] > 1:  # IQL: nobody learns from what happens after it has fallen
+        errors = errors[mb["alive"][:-1][valid]]
     with torch.no_grad():
-        stats = {"td_error": errors.abs().mean(), "q_values": value[mask].mean(), "targets": targets[mask].mean()}
+        stats = {"td_error": errors.abs().mean(), "q_values": value.mean(), "targets": targets.mean()}
     return errors.pow(2).mean(), stats
 
 
@@ -307,39 +351,49 @@ def update(args: Args, nets: Networks, target_nets: Networks, optimizer, replay:
 
 class Team:
     """Plays all agents of an env, greedily but for a share `epsilon` of random actions. With a `seat` it moves only
-    that agent (see envs/roles.py), and remembers what all did."""
+    that agent (see envs/roles.py). Whom it does not move it does not compute."""
 
     seat: int | None = None
 
     def __init__(self, agent: QNetwork, game: TeamGame, seed: int):
         self.agent, self.game, self.epsilon = agent, game, 0.0
         self.rng = torch.Generator().manual_seed(seed)
-        self.memory = torch.zeros(1, game.num_envs * game.num_agents, agent.hidden_size)
-        self.last_action = torch.zeros(game.num_envs, game.num_agents, game.num_actions)
+        self.memory = torch.zeros(game.num_envs, game.num_agents, agent.hidden_size)
+        self.last_action = torch.full((game.num_envs, game.num_agents), game.num_actions)
 
     @torch.no_grad()
-    def decide(self) -> tuple[Tensors, torch.Tensor]:
-        """What was seen and the actions (B, N)."""
-        seen = self.game.observe()
-        q_values, self.memory = self.agent(seen["obs"][None], self.last_action[None], self.memory)
-        actions = q_values[0].masked_fill(~seen["legal"], -1e9).argmax(2)
+    def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
+        """Actions (M,) of the M agents of `who` (B, N) bool, row by row; `seen` as the game shows it."""
+        obs, legal, agent = seen["obs"][who], seen["legal"][who], who.nonzero()[:, 1]
+        q_values, self.memory[who] = self.agent(obs, self.last_action[who], agent, [len(obs)], self.memory[who])
+        actions = q_values.masked_fill(~legal, -1e9).argmax(1)
         if self.epsilon > 0.0:
-            chances = torch.rand(seen["legal"].shape, generator=self.rng) * seen["legal"]
+            chances = torch.rand(legal.shape, generator=self.rng) * legal
             explore = torch.rand(actions.shape, generator=self.rng) < self.epsilon
-            actions = torch.where(explore, chances.argmax(2), actions)
-        return seen, actions
+            actions = torch.where(explore, chances.argmax(1), actions)
+        return actions
+
+    def decide(self) -> tuple[Tensors, np.ndarray]:
+        """What was seen and the actions (B, N); who has fallen does the one thing that is legal."""
+        seen = self.game.observe()
+        actions = seen["legal"].int().argmax(2)
+        actions[seen["alive"]] = self.choose(seen, seen["alive"])
+        return seen, actions.numpy()
 
     def act(self, env=None) -> np.ndarray:
         """(B, N) actions for the env, or (B,) of the seat"""
-        actions = self.decide()[1].numpy()
-        return actions if self.seat is None else actions[:, self.seat]
+        if self.seat is None:
+            return self.decide()[1]
+        who = torch.zeros(self.last_action.shape, dtype=torch.bool)
+        who[:, self.seat] = True
+        return self.choose(self.game.observe(), who).numpy()
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
-        done = torch.from_numpy(info["done"])
-        self.last_action = F.one_hot(torch.from_numpy(np.asarray(actions)).long(), self.game.num_actions).float()
-        self.last_action[done] = 0.0
-        self.memory = self.memory * ~done.repeat_interleave(self.game.num_agents)[None, :, None]
+        self.last_action[:] = torch.from_numpy(np.asarray(actions, np.int64))
+        if info["done"].any():
+            done = torch.from_numpy(info["done"])
+            self.memory[done], self.last_action[done] = 0.0, self.game.num_actions
 
     def get_state(self) -> dict[str, np.ndarray]:
         saved = {"memory": self.memory, "last_action": self.last_action, "rng": self.rng.get_state()}
@@ -398,8 +452,9 @@ def train(args: Args, run: Run) -> None:
     running = RunningEpisodes(game, replay)
     keep = {"env": env, "team": team, "replay": replay, "running": running, "target": target_nets}
     keep |= {"optimizer": optimizer, "data_rng": data_rng, "count": count}
-    title = f"{MIXERS[args.mixer]} on {args.env_id}"
-    run.start(nets, env.spec, learners=list(range(game.num_agents)), keep=keep, title=title)
+    name, seats = ALGORITHMS[args.mixer], list(range(game.num_agents))
+    facts = {"algorithm": name.lower()}
+    run.start(nets, env.spec, learners=seats, keep=keep, facts=facts, title=f"{name} on {args.env_id}")
 
     for _ in run.iterations():
         # rollout
@@ -407,7 +462,6 @@ def train(args: Args, run: Run) -> None:
             share = min(1.0, (run.step - args.batch_size) / args.epsilon_steps)
             team.epsilon = args.epsilon + (args.epsilon_final - args.epsilon) * share
             seen, actions = team.decide()
-            actions = actions.numpy()
             run.clock("policy")
             _, _, _, truncated, info = env.step(actions)
             running.add(seen, actions, info, truncated)
@@ -417,6 +471,7 @@ def train(args: Args, run: Run) -> None:
 
         # update
         losses = {}
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.progress * args.anneal_lr)
         if len(replay) >= args.batch_episodes:
             losses = update(args, nets, target_nets, optimizer, replay, count, data_rng)
         run.clock("update")
