@@ -25,10 +25,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import envs
+from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
 from envs.team import TeamGame, make_env, play_team
 
-Tensors = dict[str, torch.Tensor]
 ALGORITHMS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}  # of each mixer
 
 
@@ -102,27 +102,6 @@ class Args(RunArgs):
 # networks
 
 
-class GRU(nn.Module):
-    """A memory over sequences of different lengths, side by side without padding. What does not depend on the memory is
-    computed for all steps at once. (The packed GRU of torch clears a gradient of the whole input at every step.)"""
-
-    def __init__(self, in_size: int, hidden_size: int):
-        super().__init__()
-        self.from_input, self.from_memory = (nn.Linear(size, 3 * hidden_size) for size in (in_size, hidden_size))
-
-    def forward(self, x: torch.Tensor, sizes: list[int], memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (R, F): step by step the `sizes` sequences that still go on, the longest first; memory (sizes[0], H)
-        -> (R, H), memory after the last step"""
-        width, outputs = memory.shape[1], []
-        for gates, size in zip(self.from_input(x).split(sizes), sizes, strict=True):
-            memory = memory[:size] if size < len(memory) else memory
-            (reset_update, new), old = gates.split((2 * width, width), 1), self.from_memory(memory)
-            reset, update = torch.sigmoid(reset_update + old[:, : 2 * width]).chunk(2, 1)
-            memory = torch.lerp(torch.tanh(new + reset * old[:, 2 * width :]), memory, update)
-            outputs.append(memory)
-        return torch.cat(outputs), memory
-
-
 class QNetwork(nn.Module):
     """Values of an agent's actions from what it sees, its last action and its id; one network for all agents."""
 
@@ -185,118 +164,7 @@ class Networks(nn.Module):
         return q_values.sum(-1, keepdim=True) if self.kind == "vdn" else q_values
 
 
-# replay
-
-
-class Replay:
-    """The newest episodes, one behind the other in flat arrays of `num_steps` rows. An episode of L steps has L + 1
-    rows: the last one holds what was seen at its end. The oldest episodes go when their rows are needed."""
-
-    def __init__(self, num_steps: int, game: TeamGame):
-        agents, rows = game.num_agents, max(num_steps, game.env.spec.horizon + 1)
-        shapes = {"obs": ((agents, game.obs_size), np.float16), "state": ((game.state_size,), np.float16)}
-        shapes |= {"legal": ((agents, game.num_actions), np.bool_), "alive": ((agents,), np.bool_)}
-        shapes |= {"action": ((agents,), np.int16), "reward": ((), np.float32), "terminated": ((), np.bool_)}
-        self.rows = {name: np.zeros((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()}
-        self.episodes = np.zeros((rows, 2), np.int64)  # first row and steps of each, the oldest first
-        self.position = np.zeros(2, np.int64)  # next row, number of episodes
-
-    def __len__(self) -> int:
-        return int(self.position[1])
-
-    def add(self, episode: dict[str, np.ndarray]) -> None:
-        """columns (L + 1, ...)"""
-        length, (first, count) = len(episode["obs"]), self.position
-        if first + length > len(self.rows["obs"]):
-            first = 0
-        starts, ends = self.episodes[:count, 0], self.episodes[:count].sum(1)
-        kept = self.episodes[:count][(ends < first) | (starts >= first + length)]
-        self.episodes[: len(kept)] = kept
-        self.episodes[len(kept)] = first, length - 1
-        self.position[:] = first + length, len(kept) + 1
-        for name, column in episode.items():
-            self.rows[name][first : first + length] = column
-
-    def sample(self, num: int, rng: np.random.Generator) -> Tensors:
-        """`num` episodes. Of the team, the shorter ones filled up with their last row: alive, state, reward, terminated
-        (T + 1, E, ...), valid (T, E). Of the agents, rows (R, ...) of those on the field alone, as QNetwork wants them:
-        obs, last_action, action, legal, agent, sizes, and `place`, their place in (T + 1, E, N)."""
-        first, length = self.episodes[rng.integers(len(self), size=num)].T
-        step = np.arange(length.max() + 1)[:, None]
-        at = first + np.minimum(step, length)  # (T + 1, E)
-        team = {name: self.rows[name][at] for name in ("alive", "state", "reward", "terminated")}
-        acts = (team["alive"] & (step <= length)[..., None]).reshape(len(at), -1)  # (T + 1, E N)
-        order = np.argsort(-acts.sum(0), kind="stable")  # the longest sequence first
-        step_of, place = np.nonzero(acts[:, order])
-        place = order[place]
-        episode, agent = np.divmod(place, team["alive"].shape[2])
-        row = at[step_of, episode]
-        last_action = np.where(step_of > 0, self.rows["action"][row - 1, agent], self.rows["legal"].shape[2])
-        agents = {name: self.rows[name][row, agent] for name in ("obs", "action", "legal")}
-        agents |= {"last_action": last_action, "agent": agent, "place": step_of * acts.shape[1] + place}
-        mb = {name: torch.from_numpy(x) for name, x in (team | agents).items()}
-        mb |= {name: mb[name].float() for name in ("obs", "state")} | {"valid": torch.from_numpy(step[:-1] < length)}
-        mb |= {name: mb[name].long() for name in ("action", "last_action")}
-        return mb | {"sizes": [size for size in acts.sum(1).tolist() if size]}
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return self.rows | {"episodes": self.episodes, "position": self.position}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name, place in self.get_state().items():
-            place[:] = saved[name]
-
-
-class RunningEpisodes:
-    """The episodes that are being played in B games, until they are whole."""
-
-    def __init__(self, game: TeamGame, replay: Replay):
-        self.game, self.replay = game, replay
-        shape = (game.num_envs, game.env.spec.horizon + 1)
-        self.columns = {name: np.zeros((*shape, *rows.shape[1:]), rows.dtype) for name, rows in replay.rows.items()}
-        self.steps = np.zeros(game.num_envs, np.int64)
-
-    def add(self, seen: Tensors, action: np.ndarray, info: dict[str, np.ndarray], truncated: np.ndarray) -> None:
-        """One step of all games: what was seen before it, what was done, and how it ended."""
-        game, each = self.game, np.arange(self.game.num_envs)
-        done = info["done"]
-        now = {name: seen[name].numpy() for name in ("obs", "state", "legal", "alive")}
-        now |= {"action": action, "reward": game.reward().mean(1), "terminated": done & ~truncated.any(1)}
-        for name, array in now.items():
-            self.columns[name][each, self.steps] = array
-        self.steps += 1
-        if done.any():
-            final = game.final(info)
-            for b in np.flatnonzero(done):
-                length = self.steps[b]
-                episode = {name: column[b, : length + 1] for name, column in self.columns.items()}
-                for name in ("obs", "state", "alive"):
-                    episode[name][length] = final[name][b].numpy()
-                episode["legal"][length] = episode["legal"][length - 1]  # what was legal before time ran out
-                self.replay.add(episode)
-            self.steps[done] = 0
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return self.columns | {"steps": self.steps}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name, place in self.get_state().items():
-            place[:] = saved[name]
-
-
 # algorithm
-
-
-def lambda_targets(reward, next_value, terminated, valid, gamma: float, lam: float) -> torch.Tensor:
-    """(T, E, V) from reward, terminated, valid (T, E) and the value of what follows each step (T, E, V): partly that
-    value, partly what came of it. The last step of an episode has but the value, an end by the rules nothing."""
-    targets, following = torch.zeros_like(next_value), torch.zeros_like(next_value[0])
-    for step in reversed(range(len(reward))):
-        has_next = valid[step + 1, :, None] if step + 1 < len(valid) else torch.zeros_like(valid[0, :, None])
-        after = torch.where(has_next, (1 - lam) * next_value[step] + lam * following, next_value[step])
-        following = reward[step, :, None] + gamma * after * ~terminated[step, :, None]
-        targets[step] = following
-    return targets
 
 
 def spread(values: torch.Tensor, mb: Tensors) -> torch.Tensor:
@@ -449,7 +317,7 @@ def train(args: Args, run: Run) -> None:
     target_nets = copy.deepcopy(nets)
     optimizer = torch.optim.Adam(nets.parameters(), lr=args.learning_rate, foreach=True)
     team, replay, count = Team(nets.agent, game, policy_seed), Replay(args.buffer_steps, game), np.zeros(1, np.int64)
-    running = RunningEpisodes(game, replay)
+    running = RunningEpisodes(args.num_envs, env.spec.horizon, replay)
     keep = {"env": env, "team": team, "replay": replay, "running": running, "target": target_nets}
     keep |= {"optimizer": optimizer, "data_rng": data_rng, "count": count}
     name, seats = ALGORITHMS[args.mixer], list(range(game.num_agents))
@@ -464,7 +332,8 @@ def train(args: Args, run: Run) -> None:
             seen, actions = team.decide()
             run.clock("policy")
             _, _, _, truncated, info = env.step(actions)
-            running.add(seen, actions, info, truncated)
+            now = seen | {"action": actions, "reward": game.reward().mean(1), "terminated": ends(info, truncated)}
+            running.add(now=now, done=info["done"], final=game.final(info) if info["done"].any() else {})
             team.watch(env, actions, info)
             run.count(info)
             run.clock("env")

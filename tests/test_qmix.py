@@ -34,14 +34,23 @@ def small(mixer="qmix", env_id="smac-3m", num_envs=3, **settings):
     return args, game, qmix.Networks(args, game, seed=1)
 
 
+def running_episodes(game, replay):
+    return qmix.RunningEpisodes(game.num_envs, game.env.spec.horizon, replay)
+
+
+def add(running, game, seen, actions, info, truncated) -> None:
+    now = seen | {"action": actions, "reward": game.reward().mean(1), "terminated": qmix.ends(info, truncated)}
+    running.add(now=now, done=info["done"], final=game.final(info))
+
+
 def play(game, replay, episodes: int, seed: int = 1) -> list[int]:
     """Random legal play into the replay; returns the lengths of the episodes in the order of their ends."""
-    running, rng, lengths = qmix.RunningEpisodes(game, replay), np.random.default_rng(seed), []
+    running, rng, lengths = running_episodes(game, replay), np.random.default_rng(seed), []
     while len(lengths) < episodes:
         seen = game.observe()
         actions = (rng.random(game.env.legal.shape) * game.env.legal).argmax(2)
         _, _, _, truncated, info = game.env.step(actions)
-        running.add(seen, actions, info, truncated)
+        add(running, game, seen, actions, info, truncated)
         lengths += info["episode_length"][info["done"]].tolist()
     return lengths
 
@@ -148,12 +157,12 @@ def test_the_update_sees_each_agent_on_the_field_as_it_acted():
     """Memories of one episode, step by step: in the update the same as in play, and none of a fallen agent."""
     _, game, nets = small("vdn", num_envs=1)
     replay, team, memories = qmix.Replay(500, game), qmix.Team(nets.agent, game, seed=1), []
-    team.epsilon, running = 0.5, qmix.RunningEpisodes(game, replay)
+    team.epsilon, running = 0.5, running_episodes(game, replay)
     while not len(replay):
         seen, actions = team.decide()
         memories.append(team.memory[0].clone())
         _, _, _, truncated, info = game.env.step(actions)
-        running.add(seen, actions, info, truncated)
+        add(running, game, seen, actions, info, truncated)
         team.watch(game.env, actions, info)
     mb, net = replay.sample(2, np.random.default_rng(0)), nets.agent
     x = torch.relu(net.first(mb["obs"]) + net.last_action(mb["last_action"]) + net.agent(mb["agent"]))
