@@ -27,7 +27,7 @@ import torch.nn.functional as F
 import envs
 from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
-from envs.team import TeamGame, make_env, play_team
+from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
 
 ALGORITHMS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}  # of each mixer
 
@@ -47,7 +47,7 @@ class Args(RunArgs):
     # env
     env_id: str = "smac-3m"
     """which game to play: a battle (smac-...), a grid game (msh-...) or mpe-simple-spread"""
-    num_envs: Positive = 32
+    num_envs: Positive = 64
     """games played side by side"""
     start_jitter: Weight = 0.0
     """battles: start positions move by up to this much, anew in each episode (0: always the same start)"""
@@ -59,7 +59,7 @@ class Args(RunArgs):
     """env steps of the whole run (one step moves all agents of one game)"""
     num_steps: Positive = 16
     """steps per game and iteration"""
-    updates: Positive = 8
+    updates: Positive = 4
     """minibatches per iteration"""
     batch_episodes: Positive = 32
     """episodes per minibatch"""
@@ -71,7 +71,7 @@ class Args(RunArgs):
     """bring the learning rate linearly to zero"""
     gamma: Share = 0.99
     """discount"""
-    td_lambda: Share = 0.6
+    td_lambda: Share = 0.8
     """lambda of the targets: 0 is one-step Q-learning"""
     epsilon: Share = 1.0
     """share of random actions at the start"""
@@ -79,7 +79,7 @@ class Args(RunArgs):
     """the same once epsilon_steps are over"""
     epsilon_steps: Positive = 50_000
     """env steps in which it gets there, linearly"""
-    target_every: Positive = 200
+    target_every: Positive = 50
     """minibatches after which the target networks become copies of the current ones"""
     max_grad_norm: Weight = 10.0
     """largest gradient norm"""
@@ -217,11 +217,8 @@ def update(args: Args, nets: Networks, target_nets: Networks, optimizer, replay:
 # playing and evaluating
 
 
-class Team:
-    """Plays all agents of an env, greedily but for a share `epsilon` of random actions. With a `seat` it moves only
-    that agent (see envs/roles.py). Whom it does not move it does not compute."""
-
-    seat: int | None = None
+class Team(ChoosingTeam):
+    """Plays agents greedily, but for a share `epsilon` of random actions."""
 
     def __init__(self, agent: QNetwork, game: TeamGame, seed: int):
         self.agent, self.game, self.epsilon = agent, game, 0.0
@@ -231,30 +228,10 @@ class Team:
 
     @torch.no_grad()
     def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
-        """Actions (M,) of the M agents of `who` (B, N) bool, row by row; `seen` as the game shows it."""
-        obs, legal, agent = seen["obs"][who], seen["legal"][who], who.nonzero()[:, 1]
+        """Actions (M,) of the agents of `who` (B, N); `seen` as the game shows it"""
+        obs, agent = seen["obs"][who], who.nonzero()[:, 1]
         q_values, self.memory[who] = self.agent(obs, self.last_action[who], agent, [len(obs)], self.memory[who])
-        actions = q_values.masked_fill(~legal, -1e9).argmax(1)
-        if self.epsilon > 0.0:
-            chances = torch.rand(legal.shape, generator=self.rng) * legal
-            explore = torch.rand(actions.shape, generator=self.rng) < self.epsilon
-            actions = torch.where(explore, chances.argmax(1), actions)
-        return actions
-
-    def decide(self) -> tuple[Tensors, np.ndarray]:
-        """What was seen and the actions (B, N); who has fallen does the one thing that is legal."""
-        seen = self.game.observe()
-        actions = seen["legal"].int().argmax(2)
-        actions[seen["alive"]] = self.choose(seen, seen["alive"])
-        return seen, actions.numpy()
-
-    def act(self, env=None) -> np.ndarray:
-        """(B, N) actions for the env, or (B,) of the seat"""
-        if self.seat is None:
-            return self.decide()[1]
-        who = torch.zeros(self.last_action.shape, dtype=torch.bool)
-        who[:, self.seat] = True
-        return self.choose(self.game.observe(), who).numpy()
+        return pick(q_values, seen["legal"][who], self.epsilon, self.rng)
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""

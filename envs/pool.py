@@ -130,6 +130,16 @@ class MixedTeam:
                 member.team.set_state(own)
 
 
+def mixed_team(roles: list[str], env: Any, seed: int, greedy: bool = True) -> MixedTeam:
+    """A team of one role for each seat, or of one for all: rule-based teams and checkpoints."""
+    if len(roles) not in (1, env.spec.num_players):
+        needs = f"{env.spec.env_id} has {env.spec.num_players} seats"
+        raise ConfigError(f"a battle has one role for each seat, or one team for all; {needs}, not {len(roles)}")
+    distinct = list(dict.fromkeys(roles))
+    members = [load_member(role, env, seed + k, greedy) for k, role in enumerate(distinct)]
+    return MixedTeam(TeamGame(env), members, np.array([distinct.index(role) for role in roles]))
+
+
 def parse_team(text: str, own: str, num_agents: int, members: list[Member]) -> list[tuple[int, list[int]]]:
     """Groups of teammates as (seats, numbers of the members that may take them); empty: one group of anybody."""
     if not text:
@@ -161,9 +171,14 @@ class Pool(MixedTeam):
         self.draw(np.arange(game.num_envs))
 
     @property
+    def is_learner(self) -> np.ndarray:
+        """(B, N) true for the learner's seat"""
+        return self.member == LEARNER
+
+    @property
     def seat(self) -> np.ndarray:
         """(B,) the learner's seat"""
-        return (self.member == LEARNER).argmax(1)
+        return self.is_learner.argmax(1)
 
     def draw(self, games: np.ndarray) -> None:
         """Draw who sits where in these games."""
