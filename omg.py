@@ -6,7 +6,7 @@ Q-network is conditioned on it: Q(s, g, a). In updates a selector looks ahead in
 state whose embedding has the highest value for the learner (or the lowest); that is what the inference network aims at.
 The learner's seat and its teammates, frozen checkpoints of qmix.py, are drawn anew for each episode: docs/omg.md
 
-    python omg.py --teammates "runs/omg_pool/8m-qmix-train__*" --seed 1     # teammates of one run in each episode
+    python omg.py --teammates "runs/omg_pool/8m-qmix__*__[1-5]" --seed 1    # teammates of one run in each episode
     python omg.py --teammates runs/omg_pool --team iql:4,qmix:3,omg:1       # of two runs, four seats and three
     python omg.py --teammates runs/omg_pool --selector conservative         # the smallest value, not the largest
     python omg.py --teammates runs/omg_pool --model none --see-actions      # IQL that sees its teammates' last actions
@@ -82,7 +82,7 @@ class Args(RunArgs):
     """subgoals are embeddings of the state instead of the learner's own observation"""
     vae_ckpt: str = ""
     """prior VAE of pretrain_vae.py (empty: one is learned now from play of the teammates, a minute)"""
-    vae_steps: Positive = 100_000
+    vae_steps: Positive = 50_000
     """steps of that play"""
     see_actions: bool = False
     """the Q-network also sees the teammates' last actions (a control: the inference network sees them)"""
@@ -132,8 +132,6 @@ class Args(RunArgs):
         return max(1, self.total_timesteps // self.batch_size)
 
     def check(self) -> None:
-        if not self.teammates:
-            raise envs.ConfigError("--teammates must name a folder with runs of teammates (experiments/omg_pool.toml)")
         if self.goal_size not in (8, 16, 32, 64):
             raise envs.ConfigError(f"--goal-size must be 8, 16, 32 or 64, not {self.goal_size}")
         if self.subgoal != "inferred" and self.model != "omg":

@@ -1,6 +1,6 @@
 """Several checkpoints in the seats of one team, and pools of frozen teammates that are drawn anew for each episode.
 
-    members = load_members(find_members("runs/omg_pool/8m-qmix-train__*", env), env, seed=1)
+    members = load_members(find_members("runs/omg_pool/8m-qmix__*__[1-5]", env), env, seed=1)
     pool = Pool(TeamGame(env), members, seed=1)            # every teammate of an episode is of one run
     pool = Pool(TeamGame(env), members, seed=1, team="iql:4,qmix:3,omg:1", own="omg")
     seen = game.observe()
@@ -48,7 +48,8 @@ def find_members(pattern: str, env: Any) -> list[Path]:
         if (folder / "checkpoints").is_dir() and read_spec(find_checkpoint(folder))["env_id"] == env.spec.env_id:
             fits.append(folder)
     if not fits:
-        raise ConfigError(f"there is no run of {env.spec.env_id} in '{pattern}' to take teammates from")
+        where = f"in --teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
+        raise ConfigError(f"there is no run of {env.spec.env_id} {where}")
     return fits
 
 
