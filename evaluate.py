@@ -4,6 +4,7 @@
     python evaluate.py --roles runs/<run>,runs/<other>@2,nh,nh --greedy --rotate-seats --json scores.json
     python evaluate.py --roles runs/<run>,runs/<run>,runs/<run>,runs/<run> --gif hunt.gif
     python evaluate.py --env-id smac-3m --roles runs/<team> --episodes 256 --gif fight.gif
+    python evaluate.py --env-id smac-3m --roles runs/<team>,runs/<other>,nearest --episodes 256
     python evaluate.py --adaptation runs/<hop> --compare runs/<ppo> --strangers runs/<ppo of another seed> \
         --best-responses runs/best_response --csv adaptation.csv --plot adaptation.png
     python evaluate.py --adaptation runs/<seed 1>,runs/<seed 2>,runs/<seed 3> --line-ups "nh,nh,nh;ns,nh,random"
@@ -11,8 +12,8 @@
 
 A role is a rule-based player, a run folder (its best checkpoint), or a checkpoint folder; `@2` picks the second learner
 of a run. How any script's checkpoint becomes a player is one convention, told in envs/roles.py. Every episode is the
-first one of an env of its own, from the true starts, so that long and short episodes count alike. In a battle there is
-one role, the team: a run folder, a checkpoint folder or a rule-based team.
+first one of an env of its own, from the true starts, so that long and short episodes count alike. In a battle a role is
+a team (a run folder, a checkpoint folder or a rule-based team): one for all seats, or one for each.
 
 `--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
 its return grows with what it learns of them, beside its raw policy and agents that do not adapt. `--beliefs` shows what
@@ -26,7 +27,6 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -37,8 +37,9 @@ from envs.checkpoints import read_json
 from envs.grid import ITEM, PLAYERS
 from envs.players import RulePlayers
 from envs.players import names as rule_names
+from envs.pool import mixed_team
 from envs.recording import rule_probabilities
-from envs.roles import Episodes, Seats, find_checkpoint, load_policy, load_team, parse_roles, play_episodes
+from envs.roles import Episodes, Seats, find_checkpoint, load_policy, parse_roles, play_episodes
 from envs.run import Positive, Range, Weight, Whole, guarded, parse
 
 CHUNK = 4096  # episodes played side by side
@@ -499,24 +500,10 @@ def plot_adaptation(path: str, rows: list[dict]) -> None:
 # battles
 
 
-def make_battle_team(role: str, env, seed: int, greedy: bool):
-    """What plays a whole team: `act(env)` gives its orders, and `watch`, if it has a memory, is told what happened."""
-    from envs.battles import TEAMS, make_team
-
-    if "," in role or not role:
-        raise envs.ConfigError(f"a battle has one role, one team for all units; '{role}' is not one team")
-    if role not in TEAMS:
-        if not Path(role).exists():
-            raise envs.ConfigError(f"unknown team '{role}'; valid are {', '.join(TEAMS)}, or the path of a run folder")
-        return load_team(role, env, seed, greedy)
-    team = make_team(role, env, seed)
-    return SimpleNamespace(act=lambda env: team(), watch=lambda env, actions, info: None)
-
-
 def evaluate_battle(args: Args, settings: dict) -> list[dict]:
     """One row: how often the team wins, and what it earns."""
     env = envs.make(args.env_id, num_envs=args.episodes, seed=args.seed, **settings)
-    team = make_battle_team(args.roles, env, args.seed, args.greedy)
+    team = mixed_team(args.roles.split(","), env, args.seed, args.greedy)
     returns, lengths, won = np.zeros(args.episodes), np.zeros(args.episodes), np.zeros(args.episodes)
     running = np.ones(args.episodes, bool)
     while running.any():
@@ -541,7 +528,7 @@ def film_battle(args: Args, settings: dict) -> None:
 
     battle = envs.parallel_env(args.env_id, **settings)
     battle.reset(seed=args.seed)
-    team, shown = make_battle_team(args.roles, battle.env, args.seed, args.greedy), battle.moments(2)
+    team, shown = mixed_team(args.roles.split(","), battle.env, args.seed, args.greedy), battle.moments(2)
     while battle.agents:
         actions = team.act(battle.env)
         battle.step(dict(zip(battle.possible_agents, actions[0].tolist(), strict=True)))

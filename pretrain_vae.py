@@ -78,7 +78,8 @@ class Args:
     """a grid game or a battle"""
     lineups: tuple[str, ...] = ()
     """who plays: each a comma list of roles, one per seat or one for all; equal shares of the steps;
-    empty: `mix` and one of each (`ns,nh,mix,random`); battles: `nearest`, `focus`, `random`"""
+    empty: `mix` and one of each (`ns,nh,mix,random`); battles: rule-based teams or run folders, empty: `nearest`,
+    `focus`, `random`"""
     num_steps: Annotated[int, Range(100, 10**9), tyro.conf.arg(metavar="100..1e9")] = 100_000
     """steps of players on the board to collect"""
     obs_is_state: bool = False
@@ -91,7 +92,7 @@ class Args:
     # algorithm
     goal_mode: Literal["learned", "oracle", "none"] = "learned"
     """goals of a learned space, the named kinds of prey, or none: the opponent model alone"""
-    dim: Literal[8, 16, 32] = 16
+    dim: Literal[8, 16, 32, 64] = 16
     """size of a learned goal vector"""
     loss: Literal["both", "moa", "recon"] = "both"
     """what shapes the goal space beside alpha KL: cross-entropy of actions, reconstruction, or both;

@@ -25,11 +25,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import envs
+from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
-from envs.team import TeamGame, make_env, play_team
+from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
 
-Tensors = dict[str, torch.Tensor]
-MIXERS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}
+ALGORITHMS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}  # of each mixer
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Args(RunArgs):
     # env
     env_id: str = "smac-3m"
     """which game to play: a battle (smac-...), a grid game (msh-...) or mpe-simple-spread"""
-    num_envs: Positive = 32
+    num_envs: Positive = 64
     """games played side by side"""
     start_jitter: Weight = 0.0
     """battles: start positions move by up to this much, anew in each episode (0: always the same start)"""
@@ -59,17 +59,19 @@ class Args(RunArgs):
     """env steps of the whole run (one step moves all agents of one game)"""
     num_steps: Positive = 16
     """steps per game and iteration"""
-    updates: Positive = 8
+    updates: Positive = 4
     """minibatches per iteration"""
     batch_episodes: Positive = 32
     """episodes per minibatch"""
     buffer_steps: Positive = 60_000
     """steps that the replay holds"""
     learning_rate: Rate = 1e-3
-    """Adam's learning rate"""
+    """Adam's learning rate at the start"""
+    anneal_lr: bool = True
+    """bring the learning rate linearly to zero"""
     gamma: Share = 0.99
     """discount"""
-    td_lambda: Share = 0.6
+    td_lambda: Share = 0.8
     """lambda of the targets: 0 is one-step Q-learning"""
     epsilon: Share = 1.0
     """share of random actions at the start"""
@@ -77,7 +79,7 @@ class Args(RunArgs):
     """the same once epsilon_steps are over"""
     epsilon_steps: Positive = 50_000
     """env steps in which it gets there, linearly"""
-    target_every: Positive = 200
+    target_every: Positive = 50
     """minibatches after which the target networks become copies of the current ones"""
     max_grad_norm: Weight = 10.0
     """largest gradient norm"""
@@ -106,17 +108,21 @@ class QNetwork(nn.Module):
     def __init__(self, args: Args, game: TeamGame):
         super().__init__()
         self.num_agents, self.num_actions, self.hidden_size = game.num_agents, game.num_actions, args.hidden_size
-        self.first = nn.Linear(game.obs_size + game.num_actions + game.num_agents, args.hidden_size)
-        self.gru = nn.GRU(args.hidden_size, args.hidden_size)
+        self.first = nn.Linear(game.obs_size, args.hidden_size)
+        self.last_action = nn.Embedding(game.num_actions + 1, args.hidden_size)
+        self.agent = nn.Embedding(game.num_agents, args.hidden_size)
+        self.gru = GRU(args.hidden_size, args.hidden_size)
         self.head = nn.Linear(args.hidden_size, game.num_actions)
+        for table in (self.last_action, self.agent):  # as if one-hot entries stood beside what is seen
+            nn.init.normal_(table.weight, std=game.obs_size**-0.5)
 
-    def forward(self, obs: torch.Tensor, last_action: torch.Tensor, memory: torch.Tensor | None = None):
-        """obs (T, B, N, D), last action one-hot (T, B, N, A), memory (1, B N, H) or None before an episode
-        -> values (T, B, N, A), memory"""
-        ids = torch.eye(self.num_agents).expand(*obs.shape[:2], -1, -1)
-        x = torch.relu(self.first(torch.cat([obs, last_action, ids], dim=3)))
-        x, memory = self.gru(x.flatten(1, 2), memory)
-        return self.head(x).view(*obs.shape[:3], -1), memory
+    def forward(self, obs: torch.Tensor, last_action: torch.Tensor, agent: torch.Tensor, sizes, memory=None):
+        """obs (R, D), last action (R,) or A at the start, agent (R,), laid out as GRU says; memory (sizes[0], H),
+        or None before an episode -> values (R, A), memory"""
+        x = torch.relu(self.first(obs) + self.last_action(last_action) + self.agent(agent))
+        memory = x.new_zeros(sizes[0], self.hidden_size) if memory is None else memory
+        x, memory = self.gru(x, sizes, memory)
+        return self.head(x), memory
 
 
 class Mixer(nn.Module):
@@ -158,128 +164,34 @@ class Networks(nn.Module):
         return q_values.sum(-1, keepdim=True) if self.kind == "vdn" else q_values
 
 
-# replay
-
-
-class Replay:
-    """The newest episodes, one behind the other in flat arrays of `num_steps` rows. An episode of L steps has L + 1
-    rows: the last one holds what was seen at its end. The oldest episodes go when their rows are needed."""
-
-    def __init__(self, num_steps: int, game: TeamGame):
-        agents, rows = game.num_agents, max(num_steps, game.env.spec.horizon + 1)
-        shapes = {"obs": ((agents, game.obs_size), np.float16), "state": ((game.state_size,), np.float16)}
-        shapes |= {"legal": ((agents, game.num_actions), np.bool_), "alive": ((agents,), np.bool_)}
-        shapes |= {"action": ((agents,), np.int16), "reward": ((), np.float32), "terminated": ((), np.bool_)}
-        self.rows = {name: np.zeros((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()}
-        self.episodes = np.zeros((rows, 2), np.int64)  # first row and steps of each, the oldest first
-        self.position = np.zeros(2, np.int64)  # next row, number of episodes
-
-    def __len__(self) -> int:
-        return int(self.position[1])
-
-    def add(self, episode: dict[str, np.ndarray]) -> None:
-        """columns (L + 1, ...)"""
-        length, (first, count) = len(episode["obs"]), self.position
-        if first + length > len(self.rows["obs"]):
-            first = 0
-        starts, ends = self.episodes[:count, 0], self.episodes[:count].sum(1)
-        kept = self.episodes[:count][(ends < first) | (starts >= first + length)]
-        self.episodes[: len(kept)] = kept
-        self.episodes[len(kept)] = first, length - 1
-        self.position[:] = first + length, len(kept) + 1
-        for name, column in episode.items():
-            self.rows[name][first : first + length] = column
-
-    def sample(self, num: int, rng: np.random.Generator) -> Tensors:
-        """Columns (T + 1, E, ...) of `num` episodes, the shorter ones filled up with their last row; `valid` (T, E)."""
-        first, length = self.episodes[rng.integers(len(self), size=num)].T
-        step = np.arange(length.max() + 1)[:, None]
-        at = first + np.minimum(step, length)
-        mb = {name: torch.from_numpy(rows[at]) for name, rows in self.rows.items()}
-        mb |= {name: mb[name].float() for name in ("obs", "state")}
-        return mb | {"action": mb["action"].long(), "valid": torch.from_numpy(step[:-1] < length)}
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return self.rows | {"episodes": self.episodes, "position": self.position}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name, place in self.get_state().items():
-            place[:] = saved[name]
-
-
-class RunningEpisodes:
-    """The episodes that are being played in B games, until they are whole."""
-
-    def __init__(self, game: TeamGame, replay: Replay):
-        self.game, self.replay = game, replay
-        shape = (game.num_envs, game.env.spec.horizon + 1)
-        self.columns = {name: np.zeros((*shape, *rows.shape[1:]), rows.dtype) for name, rows in replay.rows.items()}
-        self.steps = np.zeros(game.num_envs, np.int64)
-
-    def add(self, seen: Tensors, action: np.ndarray, info: dict[str, np.ndarray], truncated: np.ndarray) -> None:
-        """One step of all games: what was seen before it, what was done, and how it ended."""
-        game, each = self.game, np.arange(self.game.num_envs)
-        done = info["done"]
-        now = {name: seen[name].numpy() for name in ("obs", "state", "legal", "alive")}
-        now |= {"action": action, "reward": game.reward().mean(1), "terminated": done & ~truncated.any(1)}
-        for name, array in now.items():
-            self.columns[name][each, self.steps] = array
-        self.steps += 1
-        if done.any():
-            final = game.final(info)
-            for b in np.flatnonzero(done):
-                length = self.steps[b]
-                episode = {name: column[b, : length + 1] for name, column in self.columns.items()}
-                for name in ("obs", "state", "alive"):
-                    episode[name][length] = final[name][b].numpy()
-                episode["legal"][length] = episode["legal"][length - 1]  # what was legal before time ran out
-                self.replay.add(episode)
-            self.steps[done] = 0
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return self.columns | {"steps": self.steps}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name, place in self.get_state().items():
-            place[:] = saved[name]
-
-
 # algorithm
 
 
-def lambda_targets(reward, next_value, terminated, valid, gamma: float, lam: float) -> torch.Tensor:
-    """(T, E, V) from reward, terminated, valid (T, E) and the value of what follows each step (T, E, V): partly that
-    value, partly what came of it. The last step of an episode has but the value, an end by the rules nothing."""
-    targets, following = torch.zeros_like(next_value), torch.zeros_like(next_value[0])
-    for step in reversed(range(len(reward))):
-        has_next = valid[step + 1, :, None] if step + 1 < len(valid) else torch.zeros_like(valid[0, :, None])
-        after = torch.where(has_next, (1 - lam) * next_value[step] + lam * following, next_value[step])
-        following = reward[step, :, None] + gamma * after * ~terminated[step, :, None]
-        targets[step] = following
-    return targets
+def spread(values: torch.Tensor, mb: Tensors) -> torch.Tensor:
+    """(R,) of the agents on the field -> (T + 1, E, N), 0 for the fallen"""
+    return values.new_zeros(mb["alive"].numel()).index_copy(0, mb["place"], values).view(mb["alive"].shape)
 
 
 def td_loss(args: Args, nets: Networks, target_nets: Networks, mb: Tensors) -> tuple[torch.Tensor, Tensors]:
     """Squared TD errors over the valid steps of a minibatch of episodes, and what there is to log."""
-    last_action = F.one_hot(mb["action"], nets.agent.num_actions).float()
-    last_action = torch.cat([torch.zeros_like(last_action[:1]), last_action[:-1]])
-    q_values, _ = nets.agent(mb["obs"], last_action)  # (T + 1, E, N, A)
-    chosen = q_values[:-1].gather(3, mb["action"][:-1, ..., None])[..., 0]
+    inputs, valid = (mb["obs"], mb["last_action"], mb["agent"], mb["sizes"]), mb["valid"]
+    q_values, _ = nets.agent(*inputs)  # (R, A)
+    chosen = spread(q_values.gather(1, mb["action"][:, None])[:, 0], mb)
+    value = nets.mix(chosen[:-1][valid], mb["alive"][:-1][valid], mb["state"][:-1][valid])  # (steps, V)
     with torch.no_grad():
-        target_q, _ = target_nets.agent(mb["obs"], last_action)
-        best = q_values[1:].masked_fill(~mb["legal"][1:], -1e9).argmax(3, keepdim=True)  # double Q-learning
-        next_q = target_q[1:].gather(3, best)[..., 0]
-        next_value = target_nets.mix(next_q, mb["alive"][1:], mb["state"][1:])
+        target_q, _ = target_nets.agent(*inputs)
+        best = q_values.masked_fill(~mb["legal"], -1e9).argmax(1, keepdim=True)  # double Q-learning
+        next_q = spread(target_q.gather(1, best)[:, 0], mb)
+        next_value = torch.zeros(*valid.shape, value.shape[1])
+        next_value[valid] = target_nets.mix(next_q[1:][valid], mb["alive"][1:][valid], mb["state"][1:][valid])
         targets = lambda_targets(
-            mb["reward"][:-1], next_value, mb["terminated"][:-1], mb["valid"], args.gamma, args.td_lambda
-        )
-    value = nets.mix(chosen, mb["alive"][:-1], mb["state"][:-1])  # (T, E, V)
-    mask = mb["valid"][..., None].expand_as(value)
-    if value.shape[2] > 1:  # IQL: nobody learns from what happens after it has fallen
-        mask = mask & mb["alive"][:-1]
-    errors = (value - targets)[mask]
+            mb["reward"][:-1], next_value, mb["terminated"][:-1], valid, args.gamma, args.td_lambda
+        )[valid]
+    errors = value - targets
+    if value.shape[1] > 1:  # IQL: nobody learns from what happens after it has fallen
+        errors = errors[mb["alive"][:-1][valid]]
     with torch.no_grad():
-        stats = {"td_error": errors.abs().mean(), "q_values": value[mask].mean(), "targets": targets[mask].mean()}
+        stats = {"td_error": errors.abs().mean(), "q_values": value.mean(), "targets": targets.mean()}
     return errors.pow(2).mean(), stats
 
 
@@ -305,41 +217,28 @@ def update(args: Args, nets: Networks, target_nets: Networks, optimizer, replay:
 # playing and evaluating
 
 
-class Team:
-    """Plays all agents of an env, greedily but for a share `epsilon` of random actions. With a `seat` it moves only
-    that agent (see envs/roles.py), and remembers what all did."""
-
-    seat: int | None = None
+class Team(ChoosingTeam):
+    """Plays agents greedily, but for a share `epsilon` of random actions."""
 
     def __init__(self, agent: QNetwork, game: TeamGame, seed: int):
         self.agent, self.game, self.epsilon = agent, game, 0.0
         self.rng = torch.Generator().manual_seed(seed)
-        self.memory = torch.zeros(1, game.num_envs * game.num_agents, agent.hidden_size)
-        self.last_action = torch.zeros(game.num_envs, game.num_agents, game.num_actions)
+        self.memory = torch.zeros(game.num_envs, game.num_agents, agent.hidden_size)
+        self.last_action = torch.full((game.num_envs, game.num_agents), game.num_actions)
 
     @torch.no_grad()
-    def decide(self) -> tuple[Tensors, torch.Tensor]:
-        """What was seen and the actions (B, N)."""
-        seen = self.game.observe()
-        q_values, self.memory = self.agent(seen["obs"][None], self.last_action[None], self.memory)
-        actions = q_values[0].masked_fill(~seen["legal"], -1e9).argmax(2)
-        if self.epsilon > 0.0:
-            chances = torch.rand(seen["legal"].shape, generator=self.rng) * seen["legal"]
-            explore = torch.rand(actions.shape, generator=self.rng) < self.epsilon
-            actions = torch.where(explore, chances.argmax(2), actions)
-        return seen, actions
-
-    def act(self, env=None) -> np.ndarray:
-        """(B, N) actions for the env, or (B,) of the seat"""
-        actions = self.decide()[1].numpy()
-        return actions if self.seat is None else actions[:, self.seat]
+    def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
+        """Actions (M,) of the agents of `who` (B, N); `seen` as the game shows it"""
+        obs, agent = seen["obs"][who], who.nonzero()[:, 1]
+        q_values, self.memory[who] = self.agent(obs, self.last_action[who], agent, [len(obs)], self.memory[who])
+        return pick(q_values, seen["legal"][who], self.epsilon, self.rng)
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
-        done = torch.from_numpy(info["done"])
-        self.last_action = F.one_hot(torch.from_numpy(np.asarray(actions)).long(), self.game.num_actions).float()
-        self.last_action[done] = 0.0
-        self.memory = self.memory * ~done.repeat_interleave(self.game.num_agents)[None, :, None]
+        self.last_action[:] = torch.from_numpy(np.asarray(actions, np.int64))
+        if info["done"].any():
+            done = torch.from_numpy(info["done"])
+            self.memory[done], self.last_action[done] = 0.0, self.game.num_actions
 
     def get_state(self) -> dict[str, np.ndarray]:
         saved = {"memory": self.memory, "last_action": self.last_action, "rng": self.rng.get_state()}
@@ -395,11 +294,12 @@ def train(args: Args, run: Run) -> None:
     target_nets = copy.deepcopy(nets)
     optimizer = torch.optim.Adam(nets.parameters(), lr=args.learning_rate, foreach=True)
     team, replay, count = Team(nets.agent, game, policy_seed), Replay(args.buffer_steps, game), np.zeros(1, np.int64)
-    running = RunningEpisodes(game, replay)
+    running = RunningEpisodes(args.num_envs, env.spec.horizon, replay)
     keep = {"env": env, "team": team, "replay": replay, "running": running, "target": target_nets}
     keep |= {"optimizer": optimizer, "data_rng": data_rng, "count": count}
-    title = f"{MIXERS[args.mixer]} on {args.env_id}"
-    run.start(nets, env.spec, learners=list(range(game.num_agents)), keep=keep, title=title)
+    name, seats = ALGORITHMS[args.mixer], list(range(game.num_agents))
+    facts = {"algorithm": name.lower()}
+    run.start(nets, env.spec, learners=seats, keep=keep, facts=facts, title=f"{name} on {args.env_id}")
 
     for _ in run.iterations():
         # rollout
@@ -407,16 +307,17 @@ def train(args: Args, run: Run) -> None:
             share = min(1.0, (run.step - args.batch_size) / args.epsilon_steps)
             team.epsilon = args.epsilon + (args.epsilon_final - args.epsilon) * share
             seen, actions = team.decide()
-            actions = actions.numpy()
             run.clock("policy")
             _, _, _, truncated, info = env.step(actions)
-            running.add(seen, actions, info, truncated)
+            now = seen | {"action": actions, "reward": game.reward().mean(1), "terminated": ends(info, truncated)}
+            running.add(now=now, done=info["done"], final=game.final(info) if info["done"].any() else {})
             team.watch(env, actions, info)
             run.count(info)
             run.clock("env")
 
         # update
         losses = {}
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.progress * args.anneal_lr)
         if len(replay) >= args.batch_episodes:
             losses = update(args, nets, target_nets, optimizer, replay, count, data_rng)
         run.clock("update")

@@ -152,8 +152,6 @@ def parse_lineups(texts: tuple[str, ...], spec: EnvSpec, game: GridGame | None) 
     lineups = []
     for text in texts:
         roles = tuple(text.split(","))
-        if game is None and len(set(roles)) > 1:
-            raise ConfigError(f"line-up '{text}': the agents of a battle play as one team, so give one name")
         if len(roles) not in (1, spec.num_players):
             raise ConfigError(f"line-up '{text}' has {len(roles)} roles; {spec.env_id} needs 1 or {spec.num_players}")
         lineups.append(roles * spec.num_players if len(roles) == 1 else roles)
@@ -166,13 +164,13 @@ def play_episodes(env, game: GridGame | None, lineup: tuple[str, ...], seed: int
     if game:
         players = RulePlayers(game, lineup, env.num_envs, seed)
     else:
-        from envs.battles.teams import make_team
+        from envs.pool import mixed_team
 
-        team = make_team(lineup[0], env, seed)
+        team = mixed_team(list(lineup), env, seed)
     over = np.zeros(env.num_envs, bool)
     steps = []
     while not over.all():
-        actions = players.act(env.obs, env.legal, env.t) if game else team().copy()
+        actions = players.act(env.obs, env.legal, env.t) if game else team.act(env)
         row, player = np.nonzero(env.alive & ~over[:, None])  # nobody who left, no second episode
         seen = env.state[row] if obs_is_state else env.obs[row, player]
         step = {"obs": seen, "legal": env.legal[row, player], "action": actions[row, player], "t": env.t[row]}
@@ -180,6 +178,8 @@ def play_episodes(env, game: GridGame | None, lineup: tuple[str, ...], seed: int
         if game:
             step["role"] = np.where(players.codes >= RANDOM, players.codes, players.drawn)[row, player] - RANDOM
         _, _, _, _, info = env.step(actions)
+        if not game:
+            team.watch(env, actions, info)
         step["taken"] = info["taken"][row, player].astype(np.int64) if game else np.zeros(len(row), np.int64)
         steps.append({name: array.copy() for name, array in step.items()})
         over |= info["done"]

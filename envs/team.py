@@ -122,6 +122,39 @@ class TeamGame:
         self.env.set_start_window(window, prob)
 
 
+def pick(q_values: torch.Tensor, legal: torch.Tensor, epsilon: float, rng: torch.Generator) -> torch.Tensor:
+    """Legal actions (M,) of the highest value (M, A), a share `epsilon` of them at random."""
+    actions = q_values.masked_fill(~legal, -1e9).argmax(1)
+    if epsilon > 0.0:
+        chances = torch.rand(legal.shape, generator=rng) * legal
+        explore = torch.rand(actions.shape, generator=rng) < epsilon
+        actions = torch.where(explore, chances.argmax(1), actions)
+    return actions
+
+
+class ChoosingTeam:
+    """A team whose agents move by `choose(seen, who) -> (M,)`: actions of the M agents of `who` (B, N) bool, row by
+    row, computed for them alone. With a `seat` it moves only that agent (see envs/roles.py)."""
+
+    game: TeamGame
+    seat: int | None = None
+
+    def decide(self) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        """What was seen and the actions (B, N); who has fallen does the one thing that is legal."""
+        seen = self.game.observe()
+        actions = seen["legal"].int().argmax(2)
+        actions[seen["alive"]] = self.choose(seen, seen["alive"])
+        return seen, actions.numpy()
+
+    def act(self, env: Any = None) -> np.ndarray:
+        """(B, N) actions for the env, or (B,) of the seat"""
+        if self.seat is None:
+            return self.decide()[1]
+        who = torch.zeros(self.game.num_envs, self.game.num_agents, dtype=torch.bool)
+        who[:, self.seat] = True
+        return self.choose(self.game.observe(), who).numpy()
+
+
 def play_team(game: TeamGame, team: Any) -> dict[str, float]:
     """Scores of a team (`act(env) -> (B, N)` and `watch(env, actions, info)`) over one fresh episode in each env, so
     that long and short ones count alike."""

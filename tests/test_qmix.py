@@ -34,14 +34,23 @@ def small(mixer="qmix", env_id="smac-3m", num_envs=3, **settings):
     return args, game, qmix.Networks(args, game, seed=1)
 
 
+def running_episodes(game, replay):
+    return qmix.RunningEpisodes(game.num_envs, game.env.spec.horizon, replay)
+
+
+def add(running, game, seen, actions, info, truncated) -> None:
+    now = seen | {"action": actions, "reward": game.reward().mean(1), "terminated": qmix.ends(info, truncated)}
+    running.add(now=now, done=info["done"], final=game.final(info))
+
+
 def play(game, replay, episodes: int, seed: int = 1) -> list[int]:
     """Random legal play into the replay; returns the lengths of the episodes in the order of their ends."""
-    running, rng, lengths = qmix.RunningEpisodes(game, replay), np.random.default_rng(seed), []
+    running, rng, lengths = running_episodes(game, replay), np.random.default_rng(seed), []
     while len(lengths) < episodes:
         seen = game.observe()
         actions = (rng.random(game.env.legal.shape) * game.env.legal).argmax(2)
         _, _, _, truncated, info = game.env.step(actions)
-        running.add(seen, actions, info, truncated)
+        add(running, game, seen, actions, info, truncated)
         lengths += info["episode_length"][info["done"]].tolist()
     return lengths
 
@@ -93,7 +102,9 @@ def test_padding_and_the_dead_are_in_no_loss(mixer):
     play(game, replay, 6)
     mb = replay.sample(4, np.random.default_rng(0))
     loss = qmix.td_loss(args, nets, nets, mb)[0]
-    longer = {name: torch.cat([x, x[-1:].expand(5, *x.shape[1:])]) for name, x in mb.items() if name != "valid"}
+    longer = dict(mb)  # the rows of the agents hold no padding; those of the team do
+    for name in ("alive", "state", "reward", "terminated"):
+        longer[name] = torch.cat([mb[name], mb[name][-1:].expand(5, *mb[name].shape[1:])])
     longer["valid"] = torch.cat([mb["valid"], torch.zeros(5, 4, dtype=torch.bool)])
     assert qmix.td_loss(args, nets, nets, longer)[0].item() == pytest.approx(loss.item(), rel=1e-5)
     # what a fallen agent is said to have done changes nothing of the value at that step
@@ -139,7 +150,28 @@ def test_a_seat_plays_itself_alone_and_greedily():
     legal = np.take_along_axis(game.env.legal, whole[:, :, None], 2)
     assert legal.all()
     team.epsilon = 1.0
-    assert any(not np.array_equal(team.decide()[1].numpy(), whole) for _ in range(5))
+    assert any(not np.array_equal(team.decide()[1], whole) for _ in range(5))
+
+
+def test_the_update_sees_each_agent_on_the_field_as_it_acted():
+    """Memories of one episode, step by step: in the update the same as in play, and none of a fallen agent."""
+    _, game, nets = small("vdn", num_envs=1)
+    replay, team, memories = qmix.Replay(500, game), qmix.Team(nets.agent, game, seed=1), []
+    team.epsilon, running = 0.5, running_episodes(game, replay)
+    while not len(replay):
+        seen, actions = team.decide()
+        memories.append(team.memory[0].clone())
+        _, _, _, truncated, info = game.env.step(actions)
+        add(running, game, seen, actions, info, truncated)
+        team.watch(game.env, actions, info)
+    mb, net = replay.sample(2, np.random.default_rng(0)), nets.agent
+    x = torch.relu(net.first(mb["obs"]) + net.last_action(mb["last_action"]) + net.agent(mb["agent"]))
+    out, _ = net.gru(x, mb["sizes"], torch.zeros(mb["sizes"][0], 16))
+    step, episode, agent = np.unravel_index(mb["place"].numpy(), mb["alive"].shape)
+    assert mb["alive"][step, episode, agent].all() and len(out) == mb["alive"].sum()
+    assert len(out) < 2 * 3 * len(memories)  # somebody fell before the end
+    acted = step < len(memories)
+    assert torch.allclose(out[acted], torch.stack(memories)[step[acted], agent[acted]], atol=2e-3)  # float16 replay
 
 
 @pytest.mark.parametrize(

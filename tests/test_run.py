@@ -33,6 +33,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import pretrain_vae
+import qmix
 import train_world_model
 from envs import checkpoints, metrics, system
 from envs import run as run_module
@@ -49,7 +50,9 @@ SCRIPTS = {
     "hopplus_nomcts.py": [*HOP, "--world-ckpt", "{world}", "--update-epochs", "1", "--moa-updates", "1"],
     "mappo_hyper.py": ["--num-envs", "4", "--num-steps", "16", "--total-timesteps", "768", "--hyper-hidden-size", "16"],
     "qmix.py": ["--num-envs", "4", "--num-steps", "16", "--total-timesteps", "768", "--buffer-steps", "400"],
-}
+    "omg.py": ["--env-id", "smac-3m", "--num-envs", "4", "--num-steps", "16", "--total-timesteps", "768",
+               "--buffer-steps", "400", "--batch-episodes", "4", "--teammates", "{pool}", "--vae-ckpt", "{prior}"],
+}  # fmt: skip
 
 
 @functools.cache
@@ -58,9 +61,14 @@ def offline_models() -> dict[str, str]:
     folder = tempfile.mkdtemp()
     small = {"out_dir": folder, "epochs": 1, "hidden_size": 16}
     goals = pretrain_vae.Args(num_steps=400, vae_hidden_size=16, dim=8, reader_updates=2, pictures=False, **small)
+    prior = pretrain_vae.Args(env_id="smac-3m", num_steps=400, loss="recon", dim=8, pictures=False, **small)
     world = train_world_model.Args(num_transitions=400, **small)
+    team = ["--run-dir", f"{folder}/pool/team", "--total-timesteps", "32", "--num-envs", "4", "--num-steps", "8"]
     with contextlib.redirect_stdout(io.StringIO()):
-        return {"vae": str(pretrain_vae.train(goals)), "world": str(train_world_model.train(world))}
+        assert main(qmix.Args, qmix.train, [*team, "--eval-every", "0", "--final-eval-episodes", "4"]) == 0
+        made = {"vae": pretrain_vae.train(goals), "world": train_world_model.train(world)}
+        made |= {"prior": pretrain_vae.train(prior), "pool": f"{folder}/pool"}
+    return {name: str(path) for name, path in made.items()}
 
 
 def arguments(script: str) -> list[str]:

@@ -1,0 +1,204 @@
+"""Several checkpoints in the seats of one team, and pools of frozen teammates that are drawn anew for each episode.
+
+    members = load_members(find_members("runs/omg_pool/8m-qmix__*__[1-5]", env), env, seed=1)
+    pool = Pool(TeamGame(env), members, seed=1)            # every teammate of an episode is of one run
+    pool = Pool(TeamGame(env), members, seed=1, team="iql:4,qmix:3,omg:1", own="omg")
+    seen = game.observe()
+    pool.seat                                              # (B,) the learner's seat in the running episodes
+    actions = pool.act(seen)                               # (B, N), all but the learner's
+    actions[range(B), pool.seat] = ...
+    info = env.step(actions)[-1]
+    pool.watch(env, actions, info)                         # memories; draws anew where an episode has ended
+
+Every member acts once for all games in which it sits, however many those are. Teammates play greedily. A member is a
+team as its script's `load_team` makes it (envs/roles.py). If that has `choose(seen, who) -> (M,)` for the M agents of
+`who` (B, N), it computes those alone; else it computes all games, and what is not needed is left.
+"""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from envs.checkpoints import read_spec
+from envs.errors import ConfigError
+from envs.roles import find_checkpoint, load_team
+from envs.team import TeamGame
+
+LEARNER = -1  # in place of the number of a member
+
+
+class Member(NamedTuple):
+    name: str
+    algorithm: str
+    team: Any
+
+
+def find_members(pattern: str, env: Any) -> list[Path]:
+    """The run folders of this env behind a folder of runs, or a pattern of run folders such as runs/pool/8m-*."""
+    folders = sorted(Path(path) for path in glob.glob(pattern))
+    if len(folders) == 1 and not (folders[0] / "checkpoints").is_dir():
+        folders = sorted(folder.parent for folder in folders[0].glob("*/checkpoints"))
+    fits = []
+    for folder in folders:
+        if (folder / "checkpoints").is_dir() and read_spec(find_checkpoint(folder))["env_id"] == env.spec.env_id:
+            fits.append(folder)
+    if not fits:
+        where = f"in --teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
+        raise ConfigError(f"there is no run of {env.spec.env_id} {where}")
+    return fits
+
+
+class RuleTeam:
+    """A rule-based team of a battle as a member."""
+
+    def __init__(self, name: str, env: Any, seed: int):
+        from envs.battles import make_team
+
+        self.team = make_team(name, env, seed)
+
+    def act(self, env: Any) -> np.ndarray:
+        return self.team()
+
+    def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        pass
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        return {"streams": self.team.streams}
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        self.team.streams[:] = saved["streams"]
+
+
+def load_member(role: str | Path, env: Any, seed: int, greedy: bool = True) -> Member:
+    """A rule-based team by its name, or the team of a checkpoint."""
+    from envs.battles import TEAMS
+
+    if str(role) in TEAMS:
+        return Member(str(role), str(role), RuleTeam(str(role), env, seed))
+    if not Path(role).exists():
+        raise ConfigError(f"unknown team '{role}'; valid are {', '.join(TEAMS)}, or the path of a run folder")
+    spec = read_spec(find_checkpoint(role))
+    algorithm = str(spec.get("algorithm") or Path(spec["script"]).stem)
+    return Member(str(role), algorithm, load_team(str(role), env, seed, greedy))
+
+
+def load_members(roles: list[Path], env: Any, seed: int) -> list[Member]:
+    return [load_member(role, env, seed + k) for k, role in enumerate(roles)]
+
+
+class MixedTeam:
+    """Members in the seats of a batch of games: `member` (B, N) says who sits where."""
+
+    def __init__(self, game: TeamGame, members: list[Member], member: np.ndarray | None = None):
+        self.game, self.members = game, members
+        shape = (game.num_envs, game.num_agents)
+        self.member = np.full(shape, LEARNER) if member is None else np.broadcast_to(member, shape).copy()
+
+    def act(self, env: Any = None, seen: dict[str, torch.Tensor] | None = None) -> np.ndarray:
+        """(B, N) actions of the members; who has fallen, and the learner, does the first thing that is legal."""
+        env = self.game.env
+        seen = self.game.observe() if seen is None else seen
+        actions = env.legal.argmax(2)
+        for k in np.unique(self.member[self.member != LEARNER]):
+            who, team = (self.member == k) & env.alive, self.members[k].team
+            if who.any() and hasattr(team, "choose"):
+                actions[who] = team.choose(seen, torch.from_numpy(who)).numpy()
+            elif who.any():
+                actions[who] = team.act(env)[who]
+        return actions
+
+    def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        for member in self.members:
+            member.team.watch(env, actions, info)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        saved = {"member": self.member}
+        for k, member in enumerate(self.members):
+            if hasattr(member.team, "get_state"):
+                saved |= {f"member{k}.{name}": x for name, x in member.team.get_state().items()}
+        return saved
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        self.member[:] = saved["member"]
+        for k, member in enumerate(self.members):
+            own = {name.removeprefix(f"member{k}."): x for name, x in saved.items() if name.startswith(f"member{k}.")}
+            if own:
+                member.team.set_state(own)
+
+
+def mixed_team(roles: list[str], env: Any, seed: int, greedy: bool = True) -> MixedTeam:
+    """A team of one role for each seat, or of one for all: rule-based teams and checkpoints."""
+    if len(roles) not in (1, env.spec.num_players):
+        needs = f"{env.spec.env_id} has {env.spec.num_players} seats"
+        raise ConfigError(f"a battle has one role for each seat, or one team for all; {needs}, not {len(roles)}")
+    distinct = list(dict.fromkeys(roles))
+    members = [load_member(role, env, seed + k, greedy) for k, role in enumerate(distinct)]
+    return MixedTeam(TeamGame(env), members, np.array([distinct.index(role) for role in roles]))
+
+
+def parse_team(text: str, own: str, num_agents: int, members: list[Member]) -> list[tuple[int, list[int]]]:
+    """Groups of teammates as (seats, numbers of the members that may take them); empty: one group of anybody."""
+    if not text:
+        return [(num_agents - 1, list(range(len(members))))]
+    groups, seats, learners = [], 0, 0
+    known = sorted({member.algorithm for member in members})
+    for part in text.split(","):
+        name, _, count = part.strip().partition(":")
+        if not count.isdigit() or int(count) < 1 or (name != own and name not in known):
+            raise ConfigError(f"'{part}' of team '{text}' must be NAME:SEATS with one of {', '.join([own, *known])}")
+        seats += int(count)
+        learners += int(count) * (name == own)
+        if name != own:
+            groups.append((int(count), [k for k, member in enumerate(members) if member.algorithm == name]))
+    if seats != num_agents or learners != 1:
+        needs = f"{num_agents} seats, one of them of {own}"
+        raise ConfigError(f"team '{text}' has {seats} seats, {learners} of them of {own}; this game has {needs}")
+    return groups
+
+
+class Pool(MixedTeam):
+    """One seat of each game is the learner's; the others are taken by members. Both are drawn anew for each episode:
+    the learner's seat, one member for each group of teammates, and where the group sits."""
+
+    def __init__(self, game: TeamGame, members: list[Member], seed: int, team: str = "", own: str = "learner"):
+        super().__init__(game, members)
+        self.groups = parse_team(team, own, game.num_agents, members)
+        self.rng = torch.Generator().manual_seed(seed)
+        self.draw(np.arange(game.num_envs))
+
+    @property
+    def is_learner(self) -> np.ndarray:
+        """(B, N) true for the learner's seat"""
+        return self.member == LEARNER
+
+    @property
+    def seat(self) -> np.ndarray:
+        """(B,) the learner's seat"""
+        return self.is_learner.argmax(1)
+
+    def draw(self, games: np.ndarray) -> None:
+        """Draw who sits where in these games."""
+        order = torch.rand(len(games), self.game.num_agents, generator=self.rng).argsort(1).numpy()
+        self.member[games[:, None], order[:, :1]] = LEARNER
+        first = 1
+        for seats, candidates in self.groups:
+            drawn = torch.randint(len(candidates), (len(games), 1), generator=self.rng).numpy()
+            self.member[games[:, None], order[:, first : first + seats]] = np.array(candidates)[drawn]
+            first += seats
+
+    def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        super().watch(env, actions, info)
+        if info["done"].any():
+            self.draw(np.flatnonzero(info["done"]))
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        return super().get_state() | {"rng": self.rng.get_state().numpy()}
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        super().set_state(saved)
+        self.rng.set_state(torch.from_numpy(saved["rng"]))

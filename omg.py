@@ -1,0 +1,647 @@
+"""OMG: one learner among teammates it does not control, which infers where the game is heading.
+
+"Opponent Modeling based on Subgoal Inference" (Yu, Jiang, Lu 2024). A subgoal is the embedding of a state by a frozen
+prior VAE. An inference network tells the subgoal from what the learner saw and what everybody did, and a recurrent
+Q-network is conditioned on it: Q(s, g, a). In updates a selector looks ahead in the recorded episode and takes the
+state whose embedding has the highest value for the learner (or the lowest); that is what the inference network aims at.
+The learner's seat and its teammates, frozen checkpoints of qmix.py, are drawn anew for each episode: docs/omg.md
+
+    python omg.py --teammates "runs/omg_pool/8m-qmix__*__[1-5]" --seed 1    # teammates of one run in each episode
+    python omg.py --teammates runs/omg_pool --team iql:4,qmix:3,omg:1       # of two runs, four seats and three
+    python omg.py --teammates runs/omg_pool --selector conservative         # the smallest value, not the largest
+    python omg.py --teammates runs/omg_pool --model none --see-actions      # IQL that sees its teammates' last actions
+    python omg.py --resume runs/smac-8m__omg__1__1700000000
+"""
+
+import copy
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import envs
+import pretrain_vae
+from envs.episodes import GRU, Columns, Replay, RunningEpisodes, Tensors, ends, lambda_targets
+from envs.pool import Pool, find_members, load_members
+from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
+from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
+
+NAMES = {"omg": "OMG", "naive": "Naive OM", "liam": "LIAM", "none": "IQL"}
+
+
+@dataclass
+class Args(RunArgs):
+    # run
+    eval_every: Whole = 50_000
+    """env steps between two evaluations, greedy (0: only the final evaluation)"""
+    eval_episodes: Positive = 128
+    """episodes of each evaluation during training"""
+    final_eval_episodes: Positive = 256
+    """episodes of the evaluations at the end"""
+    checkpoint_every: Positive = 100
+    """iterations between two saves of checkpoints/last (the replay is saved, too)"""
+
+    # env
+    env_id: str = "smac-8m"
+    """which game to play: a battle (smac-...) or another game of a team"""
+    num_envs: Positive = 64
+    """games played side by side"""
+    teammates: str = ""
+    """folder with run folders to take teammates from, or a pattern of run folders (runs/pool/8m-qmix-*)"""
+    team: str = ""
+    """seats of each algorithm, e.g. iql:4,qmix:3,omg:1; a run of each is drawn (empty: all teammates are of one run)"""
+    test_teammates: str = ""
+    """teammates of the evaluations (empty: those of the training)"""
+    test_team: str = ""
+    """a second kind of team to be evaluated in, as --team; its scores are called mixed_*"""
+
+    # algorithm
+    model: Literal["omg", "naive", "liam", "none"] = "omg"
+    """subgoals (OMG), or an embedding that predicts the teammates' actions (naive) or also what they see (liam), or
+    nothing at all (IQL)"""
+    selector: Literal["optimistic", "conservative"] = "optimistic"
+    """take the future state of the largest or of the smallest value"""
+    horizon: Positive = 10
+    """steps that the selector looks ahead (the paper's; the notes: 5)"""
+    subgoal: Literal["inferred", "random", "zero", "oracle"] = "inferred"
+    """what the Q-network is given: the inferred subgoal, noise, nothing, or in updates always the selected one"""
+    mixing: Literal["q", "kl"] = "q"
+    """where the selected subgoal takes part: in what Q is fed (paper), or in what the KL aims at (notes)"""
+    mixing_epsilon: Share = 0.5
+    """share of selected subgoals in the mixture at the start"""
+    mixing_steps: Positive = 50_000
+    """env steps in which it goes to 0"""
+    target_subgoal: Literal["current", "next"] = "current"
+    """TD targets: the value of the next state given the subgoal of this step (paper) or of the next one (notes)"""
+    obs_is_state: bool = False
+    """subgoals are embeddings of the state instead of the learner's own observation"""
+    vae_ckpt: str = ""
+    """prior VAE of pretrain_vae.py (empty: one is learned now from play of the teammates, a minute)"""
+    vae_steps: Positive = 50_000
+    """steps of that play"""
+    see_actions: bool = False
+    """the Q-network also sees the teammates' last actions (a control: the inference network sees them)"""
+    kl_coef: Weight = 0.001
+    """weight of KL(inferred || selected)"""
+    total_timesteps: Positive = 300_000
+    """env steps of the whole run (one step moves all agents of one game)"""
+    num_steps: Positive = 16
+    """steps per game and iteration"""
+    updates: Positive = 4
+    """minibatches per iteration"""
+    batch_episodes: Positive = 64
+    """episodes per minibatch"""
+    buffer_steps: Positive = 60_000
+    """steps that the replay holds"""
+    learning_rate: Rate = 1e-3
+    """Adam's learning rate at the start"""
+    anneal_lr: bool = True
+    """bring the learning rate linearly to zero"""
+    gamma: Share = 0.99
+    """discount"""
+    td_lambda: Share = 0.8
+    """lambda of the targets: 0 is one-step Q-learning"""
+    epsilon: Share = 1.0
+    """the learner's share of random actions at the start"""
+    epsilon_final: Share = 0.05
+    """the same once epsilon_steps are over"""
+    epsilon_steps: Positive = 50_000
+    """env steps in which it gets there, linearly"""
+    target_every: Positive = 50
+    """minibatches after which the target network becomes a copy of the current one"""
+    max_grad_norm: Weight = 10.0
+    """largest gradient norm"""
+    hidden_size: Positive = 64
+    """width of the Q-network and of its memory"""
+    memory_size: Positive = 96
+    """width of the inference network's memory"""
+    goal_size: Positive = 64
+    """size of the embedding of naive and liam, and of a prior VAE that is learned now"""
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return max(1, self.total_timesteps // self.batch_size)
+
+    def check(self) -> None:
+        if self.goal_size not in (8, 16, 32, 64):
+            raise envs.ConfigError(f"--goal-size must be 8, 16, 32 or 64, not {self.goal_size}")
+        if self.subgoal != "inferred" and self.model != "omg":
+            raise envs.ConfigError(f"--subgoal {self.subgoal} is for --model omg, not for {self.model}")
+
+
+# networks
+
+
+class QNetwork(nn.Module):
+    """Q(s, g, a) of the learner from what it sees, its last action, its seat and the subgoal."""
+
+    def __init__(self, args: Args, game: TeamGame, goal_size: int):
+        super().__init__()
+        width, joint = args.hidden_size, game.num_agents * game.num_actions
+        self.first = nn.Linear(game.obs_size, width)
+        self.last_action, self.seat = nn.Embedding(game.num_actions + 1, width), nn.Embedding(game.num_agents, width)
+        self.others = nn.Linear(joint, width, bias=False) if args.see_actions else None
+        self.goal = nn.Linear(goal_size, width, bias=False) if goal_size else None
+        self.gru, self.head = GRU(width, width), nn.Linear(width, game.num_actions)
+        for table in (self.last_action, self.seat):  # as if one-hot entries stood beside what is seen
+            nn.init.normal_(table.weight, std=game.obs_size**-0.5)
+
+    def see(self, obs: torch.Tensor, last_action: torch.Tensor, seat: torch.Tensor, others: torch.Tensor):
+        """What the first layer makes of all but the subgoal: (R, H)"""
+        x = self.first(obs) + self.last_action(last_action) + self.seat(seat)
+        return x if self.others is None else x + self.others(others)
+
+    def forward(self, x: torch.Tensor, goal: torch.Tensor, sizes: list[int], memory: torch.Tensor | None = None):
+        """x (R, H) of `see`, goal (R, G), laid out as GRU says -> values (R, A), the memory at each step (R, H)"""
+        x = torch.relu(x if self.goal is None else x + self.goal(goal))
+        memory = x.new_zeros(sizes[0], x.shape[1]) if memory is None else memory
+        memories, _ = self.gru(x, sizes, memory)
+        return self.head(memories), memories
+
+    def step(self, x: torch.Tensor, goal: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Values (..., A) of one step from the memory before it; `goal` as `self.goal` sees it (..., H)"""
+        return self.head(self.gru.cell(self.gru.from_input(torch.relu(x + goal)), memory))
+
+
+class InferenceNetwork(nn.Module):
+    """q(g | history): mean and log variance of the subgoal from what is seen now and a memory of what was seen and
+    done. The decoder draws real features from a subgoal: what was seen (OMG), the teammates' actions (naive), or what
+    they see and do (LIAM)."""
+
+    def __init__(self, args: Args, game: TeamGame, goal_size: int):
+        super().__init__()
+        joint, features = game.num_agents * game.num_actions, game.num_features
+        outputs = {"omg": features + joint, "naive": joint, "liam": game.num_agents * features + joint}
+        self.num_features, self.num_actions, self.memory_size = game.num_features, game.num_actions, args.memory_size
+        self.now = nn.Linear(game.obs_size, 32)
+        self.gru = GRU(game.obs_size + joint + game.num_actions, args.memory_size)
+        self.encoder = nn.Sequential(nn.Linear(32 + args.memory_size, 128), nn.ReLU(), nn.Linear(128, 2 * goal_size))
+        self.decoder = nn.Sequential(nn.Linear(goal_size, 128), nn.ReLU(), nn.Linear(128, outputs[args.model]))
+
+    def forward(self, obs, last_obs, others, last_action, sizes: list[int], memory: torch.Tensor | None = None):
+        """obs and last_obs (R, D), others (R, N A), last action (R,), laid out as GRU says
+        -> mean and log variance (R, G), the memory at each step (R, M)"""
+        did = F.one_hot(last_action, self.num_actions + 1)[:, :-1].float()
+        memory = obs.new_zeros(sizes[0], self.memory_size) if memory is None else memory
+        memories, _ = self.gru(torch.cat([last_obs, others, did], 1), sizes, memory)
+        mean, log_var = self.encoder(torch.cat([torch.relu(self.now(obs)), memories], 1)).chunk(2, 1)
+        return mean, log_var.clamp(-8.0, 4.0), memories
+
+
+class Networks(nn.Module):
+    """What the learner plays with."""
+
+    def __init__(self, args: Args, game: TeamGame, goal_size: int, seed: int = 0):
+        super().__init__()
+        self.goal_size = goal_size if args.model != "none" else 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.q = QNetwork(args, game, self.goal_size)
+            self.inference = InferenceNetwork(args, game, goal_size) if args.model != "none" else None
+
+
+class Prior:
+    """The frozen prior VAE: subgoals of states, or of what the learner in its seat sees."""
+
+    def __init__(self, models: pretrain_vae.GoalModels, obs_is_state: bool):
+        self.models, self.obs_is_state, self.size = models, obs_is_state, models.z_size
+
+    @torch.no_grad()
+    def __call__(self, seen: torch.Tensor, seat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """seen (M, obs or state size), seat (M,) -> mean and log variance (M, G)"""
+        seen = (seen[:, : len(self.models.mean)] - self.models.mean) / self.models.std
+        if self.obs_is_state:  # which does not say who acts
+            seen = torch.cat([seen, F.one_hot(seat, self.models.sizes["num_players"]).float()], 1)
+        return self.models.space.encode(seen)
+
+
+def others_actions(joint: torch.Tensor, seat: torch.Tensor, num_actions: int) -> torch.Tensor:
+    """Joint actions (R, N), A where there was none -> one-hot (R, N A), the own seat's (R,) left out"""
+    actions = F.one_hot(joint, num_actions + 1)[:, :, :-1].float()
+    actions[torch.arange(len(seat)), seat] = 0.0
+    return actions.flatten(1)
+
+
+# algorithm
+
+
+def columns_of(args: Args, game: TeamGame, goal_size: int) -> Columns:
+    """What the replay holds of a step besides the learner's own: its seat, what all did, and what a model asks for."""
+    columns: Columns = {"seat": ((), np.int16), "joint": ((game.num_agents,), np.int16)}
+    if args.model in ("naive", "liam"):
+        columns["allies"] = ((game.num_agents,), np.bool_)  # teammates on the field
+    if args.model == "liam":
+        columns["team_obs"] = ((game.num_agents, game.num_features), np.float16)
+    if args.model == "omg" and args.mixing == "kl":
+        columns |= {"mean": ((goal_size,), np.float32), "log_var": ((goal_size,), np.float32)}
+    return columns
+
+
+def sample(args: Args, replay: Replay, num_actions: int, rng: np.random.Generator) -> dict:
+    """Episodes of the replay with all that the losses want: rows (R, ...) of steps at which the learner is on the
+    field, `before` and `after` (R,) the rows of the neighbouring steps, -1 where there is none, and `acted` (R,)."""
+    mb = replay.sample(args.batch_episodes, rng)
+    rows, row, step, sizes = replay.rows, mb["row"], mb["step"], np.array([*mb["sizes"], 0])
+    starts = np.cumsum(sizes) - sizes
+    position = np.arange(len(row)) - starts[step]  # among the sequences that go on: the same at every step
+    before = np.where(step > 0, starts[step - 1] + position, -1)
+    after = np.where(position < sizes[step + 1], starts[step + 1] + position, -1)
+    joint = np.where((step > 0)[:, None], rows["joint"][row - 1], num_actions)
+    more = {"before": before, "after": after, "last_joint": joint.astype(np.int64)}
+    more |= {name: rows[name][row] for name in rows if name not in mb}
+    mb |= {name: torch.from_numpy(x) for name, x in more.items()}
+    mb |= {name: mb[name].long() for name in ("seat", "joint")}
+    mb["acted"] = F.pad(mb["valid"].flatten(), (0, mb["valid"].shape[1]))[mb["place"]]  # nobody acts in the last row
+    mb["others"] = others_actions(mb["last_joint"], mb["seat"], num_actions)
+    mb["last_obs"] = mb["obs"][mb["before"]] * (mb["before"] >= 0)[:, None]
+    return mb
+
+
+def embed(prior: Prior, mb: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean and log variance (T + 1 times E, G) of the subgoal at every step of the episodes, and where there is one: up
+    to the end of the episode, or with observations as long as the learner is on the field."""
+    steps, num, _ = mb["alive"].shape
+    if prior.obs_is_state:
+        seat = torch.zeros(num, dtype=torch.long).index_copy(0, mb["place"][:num], mb["seat"][:num])
+        usable = torch.cat([torch.ones(1, num, dtype=torch.bool), mb["valid"]]).flatten()
+        return *prior(mb["state"].flatten(0, 1), seat.repeat(steps)), usable
+    usable = torch.zeros(steps * num, dtype=torch.bool).index_fill(0, mb["place"], True)
+    parts = (x.new_zeros(steps * num, prior.size).index_copy(0, mb["place"], x) for x in prior(mb["obs"], mb["seat"]))
+    return *parts, usable
+
+
+def candidates(place: torch.Tensor, usable: torch.Tensor, num: int, horizon: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places (R, H + 1) of this state and of the next `horizon` ones of the same episode, `num` episodes side by side,
+    and which of them may be taken: future ones, or, where there is none, this very state."""
+    at = place[:, None] + num * torch.arange(horizon + 1)
+    takable = (at < len(usable)) & usable[at.clamp(max=len(usable) - 1)]
+    takable[:, 0] = ~takable[:, 1:].any(1)
+    return at.clamp(max=len(usable) - 1), takable
+
+
+@torch.no_grad()
+def values_of(q: QNetwork, x, goal, legal, memory) -> torch.Tensor:
+    """V(s, g), the mean of Q over the legal actions: x and memory (R, H), goal as `q.goal` sees it (R, K, H), legal
+    (R, A) -> (R, K)"""
+    q_values = q.step(x[:, None], goal, memory[:, None])
+    return (q_values * legal[:, None]).sum(2) / legal.sum(1, keepdim=True)
+
+
+def select(values: torch.Tensor, takable: torch.Tensor, selector: str) -> torch.Tensor:
+    """(R,) which candidate (R, K) has the largest value (optimistic) or the smallest one (conservative)"""
+    sign = 1.0 if selector == "optimistic" else -1.0
+    return (sign * values).masked_fill(~takable, -torch.inf).argmax(1)
+
+
+def gaussian_kl(mean, log_var, other_mean, other_log_var) -> torch.Tensor:
+    """(R,) KL(q || p) of diagonal Gaussians (R, G)"""
+    ratio = (log_var - other_log_var).exp()
+    gap = (mean - other_mean).pow(2) / other_log_var.exp()
+    return 0.5 * (ratio + gap - 1 - log_var + other_log_var).sum(1)
+
+
+def model_loss(args: Args, nets: Networks, mb: dict, goal, inferred: tuple, aim: tuple | None) -> tuple:
+    """What the inference network learns, over the steps at which the learner acted, and what there is to log. OMG: mean
+    squared error of what was seen, drawn from a sample of the subgoal, and the KL to the subgoal aimed at. Naive and
+    LIAM: cross-entropy of what teammates on the field do next, LIAM also the squared error of what they see."""
+    acted, drawn = mb["acted"], nets.inference.decoder(goal)
+    if args.model == "omg":
+        features = torch.cat([mb["obs"][:, : nets.inference.num_features], mb["others"]], 1)
+        recon = (drawn - features).pow(2).mean(1)[acted].mean()
+        kl = gaussian_kl(*inferred, *aim)[acted].mean()
+        return recon + args.kl_coef * kl, {"goal/reconstruction": recon, "goal/kl": kl}
+    logits = drawn[:, -mb["others"].shape[1] :].unflatten(1, (*mb["joint"].shape[1:], -1))
+    allies = mb["allies"] & acted[:, None]
+    loss = F.cross_entropy(logits[allies], mb["joint"][allies])
+    log = {"moa/ce": loss, "moa/top1": (logits.argmax(2) == mb["joint"])[allies].float().mean()}
+    if args.model == "liam":
+        seen = drawn[:, : mb["team_obs"][0].numel()].unflatten(1, mb["team_obs"].shape[1:])
+        recon = (seen - mb["team_obs"]).pow(2).mean(2)[allies].mean()
+        loss, log = loss + recon, log | {"moa/reconstruction": recon}
+    return loss, log
+
+
+def losses(args: Args, nets: Networks, target_q: QNetwork, prior: Prior | None, mb: dict, share: float, rng) -> tuple:
+    """The TD loss and the model's, added (they share no weight), and what there is to log. `share`: how many subgoals
+    of the mixture are selected ones."""
+    sizes, acted, model_part, log = mb["sizes"], mb["acted"], torch.zeros(()), {}
+    x = nets.q.see(mb["obs"], mb["last_action"], mb["seat"], mb["others"])
+    goal = torch.zeros(len(x), nets.goal_size)
+
+    # the subgoal
+    if nets.inference is not None:
+        *inferred, _ = nets.inference(mb["obs"], mb["last_obs"], mb["others"], mb["last_action"], sizes)
+        mean, log_var = inferred
+        noise = torch.randn(mean.shape, generator=rng)
+        drawn = mean + (0.5 * log_var).exp() * noise if args.model == "omg" else mean
+        goal = {"random": noise, "zero": torch.zeros_like(mean)}.get(args.subgoal, drawn).detach()
+        aim = None
+        if args.model == "omg":
+            taken, aim, log = look_ahead(args, nets.q, prior, mb, x.detach(), goal, mean.detach())
+            mixed = torch.rand(len(x), generator=rng) < (1.0 if args.subgoal == "oracle" else share)
+            if args.mixing == "kl":  # the others aim at what was inferred in play
+                played = (mb["mean"], mb["log_var"])
+                aim = tuple(torch.where(mixed[:, None], *pair) for pair in zip(aim, played, strict=True))
+            if args.subgoal == "oracle" or (args.subgoal == "inferred" and args.mixing == "q"):
+                goal = torch.where(mixed[:, None], taken, goal)
+        model_part, more = model_loss(args, nets, mb, drawn, inferred, aim)
+        log |= more
+
+    # TD
+    q_values, memories = nets.q(x, goal, sizes)
+    chosen = q_values.gather(1, mb["action"][:, None])[:, 0]
+    now = (mb["after"] >= 0).nonzero()[:, 0]
+    then = mb["after"][now]
+    with torch.no_grad():
+        target_x = target_q.see(mb["obs"], mb["last_action"], mb["seat"], mb["others"])
+        target_values, target_memories = target_q(target_x, goal, sizes)
+        if args.target_subgoal == "next" or nets.q.goal is None:
+            online, target = q_values[then], target_values[then]
+        else:
+            online = nets.q.step(x[then], nets.q.goal(goal[now]), memories[now])
+            target = target_q.step(target_x[then], target_q.goal(goal[now]), target_memories[now])
+        best = online.masked_fill(~mb["legal"][then], -1e9).argmax(1, keepdim=True)  # double Q-learning
+        next_value = torch.zeros(mb["valid"].numel()).index_copy(0, mb["place"][now], target.gather(1, best)[:, 0])
+        targets = lambda_targets(
+            mb["reward"][:-1], next_value.view(*mb["valid"].shape, 1), mb["terminated"][:-1], mb["valid"],
+            args.gamma, args.td_lambda,
+        ).flatten()[mb["place"][acted]]  # fmt: skip
+    errors = chosen[acted] - targets
+    td_loss = errors.pow(2).mean()
+    log |= {"losses/td_loss": td_loss, "losses/model_loss": model_part, "losses/td_error": errors.abs().mean()}
+    return td_loss + model_part, log | {"losses/q_values": chosen[acted].mean()}
+
+
+@torch.no_grad()
+def look_ahead(args: Args, q: QNetwork, prior: Prior, mb: dict, x, goal, inferred_mean) -> tuple:
+    """The selected subgoal (R, G) of each step, its mean and log variance, and what there is to log: how often the
+    state nearest to the inferred subgoal is the selected one, and how much higher its value is than that of the
+    inferred one."""
+    means, log_vars, usable = embed(prior, mb)
+    at, takable = candidates(mb["place"], usable, mb["alive"].shape[1], args.horizon)
+    q_values, memories = q(x, goal, mb["sizes"])  # memories as in play
+    memory = memories[mb["before"]] * (mb["before"] >= 0)[:, None]
+    values = values_of(q, x, q.goal(means)[at], mb["legal"], memory)
+    taken = select(values, takable, args.selector)
+    place = at.gather(1, taken[:, None])[:, 0]
+    nearest = torch.cdist(inferred_mean[:, None], means[at])[:, 0].masked_fill(~takable, torch.inf).argmin(1)
+    acted = mb["acted"]
+    plain = (q_values * mb["legal"]).sum(1) / mb["legal"].sum(1)
+    gain = values.gather(1, taken[:, None])[:, 0] - plain
+    spread = values.masked_fill(~takable, -torch.inf).amax(1) - values.masked_fill(~takable, torch.inf).amin(1)
+    log = {"goal/hit_ratio": (nearest == taken)[acted].float().mean(), "goal/value_gain": gain[acted].mean()}
+    log |= {"goal/chance": (1 / takable.sum(1))[acted].mean(), "goal/value_spread": spread[acted].mean()}
+    log["goal/steps_ahead"] = taken[acted].float().mean()
+    return means[place], (means[place], log_vars[place]), log
+
+
+def update(args: Args, nets, target_q, prior, optimizer, replay, count, share, num_actions, data_rng, rng) -> dict:
+    """The minibatches of one iteration; `count` (1,) of all minibatches says when the target copy is due."""
+    logs: dict[str, list[float]] = {}
+    for _ in range(args.updates):
+        loss, log = losses(args, nets, target_q, prior, sample(args, replay, num_actions, data_rng), share, rng)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(nets.parameters(), args.max_grad_norm)
+        if not torch.isfinite(loss + norm):
+            raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {norm.item()}")
+        optimizer.step()
+        count += 1
+        if count[0] % args.target_every == 0:
+            target_q.load_state_dict(nets.q.state_dict())
+        for name, x in (log | {"losses/grad_norm": norm}).items():
+            logs.setdefault(name, []).append(x.item())
+    return {name: float(np.mean(values)) for name, values in logs.items()}
+
+
+# playing and evaluating
+
+
+class Learner(ChoosingTeam):
+    """Plays agents greedily, but for a share `epsilon` of random actions, by the mean of the inferred subgoal."""
+
+    def __init__(self, args: Args, nets: Networks, game: TeamGame, seed: int):
+        self.args, self.nets, self.game, self.epsilon = args, nets, game, 0.0
+        self.rng = torch.Generator().manual_seed(seed)
+        shape = (game.num_envs, game.num_agents)
+        self.memory, self.last_obs = torch.zeros(*shape, args.hidden_size), torch.zeros(*shape, game.obs_size)
+        self.history = torch.zeros(*shape, args.memory_size)  # the inference network's memory
+        self.joint = torch.full(shape, game.num_actions)
+        self.mean, self.log_var = (torch.zeros(*shape, nets.goal_size) for _ in range(2))  # as inferred last
+
+    @torch.no_grad()
+    def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
+        """Actions (M,) of the agents of `who` (B, N); `seen` as the game shows it"""
+        (at, seat), obs, last_action = who.nonzero().T, seen["obs"][who], self.joint[who]
+        others, sizes = others_actions(self.joint[at], seat, self.game.num_actions), [len(obs)]
+        goal = torch.zeros(len(obs), self.nets.goal_size)
+        if self.nets.inference is not None:
+            self.mean[who], self.log_var[who], self.history[who] = self.nets.inference(
+                obs, self.last_obs[who], others, last_action, sizes, self.history[who]
+            )
+            noise = torch.randn(goal.shape, generator=self.rng) if self.args.subgoal == "random" else goal
+            goal = {"random": noise, "zero": goal}.get(self.args.subgoal, self.mean[who])
+        x = self.nets.q.see(obs, last_action, seat, others)
+        q_values, self.memory[who] = self.nets.q(x, goal, sizes, self.memory[who])
+        self.last_obs[who] = obs
+        return pick(q_values, seen["legal"][who], self.epsilon, self.rng)
+
+    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
+        self.joint[:] = torch.from_numpy(np.asarray(actions, np.int64))
+        if info["done"].any():
+            done = torch.from_numpy(info["done"])
+            self.memory[done], self.history[done], self.last_obs[done] = 0.0, 0.0, 0.0
+            self.joint[done] = self.game.num_actions
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        names = ("memory", "history", "last_obs", "joint", "mean", "log_var")
+        return {name: getattr(self, name).numpy() for name in names} | {"rng": self.rng.get_state().numpy()}
+
+    def set_state(self, saved: dict[str, np.ndarray]) -> None:
+        for name, array in saved.items():
+            if name != "rng":
+                getattr(self, name)[:] = torch.from_numpy(array)
+        self.rng.set_state(torch.from_numpy(saved["rng"]))
+
+
+class MixedPlay:
+    """The learner in its drawn seats among the members of a pool."""
+
+    def __init__(self, learner: Learner, pool: Pool):
+        self.learner, self.pool = learner, pool
+
+    def decide(self) -> tuple[Tensors, np.ndarray]:
+        """What was seen and the actions (B, N) of all"""
+        seen = self.pool.game.observe()
+        actions, who = self.pool.act(seen=seen), torch.from_numpy(self.pool.is_learner) & seen["alive"]
+        if who.any():
+            actions[who.numpy()] = self.learner.choose(seen, who).numpy()
+        return seen, actions
+
+    def act(self, env=None) -> np.ndarray:
+        return self.decide()[1]
+
+    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        self.learner.watch(env, actions, info)
+        self.pool.watch(env, actions, info)
+
+
+def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Learner:
+    """A checkpoint of this script for any seats of a batched env; it plays greedily in any case."""
+    known = {field.name for field in fields(Args)}
+    args, game = Args(**{name: value for name, value in spec["args"].items() if name in known}), TeamGame(env)
+    check_ranges(args)
+    if spec.get("num_agents") != game.num_agents:
+        here = f"{env.spec.env_id} has {game.num_agents}"
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec.get('num_agents')}, but {here}")
+    nets = Networks(args, game, int(spec["goal_size"]))
+    read_weights(checkpoint, nets)
+    return Learner(args, nets, game, seed)
+
+
+def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Learner:
+    """A checkpoint of this script as one player."""
+    if learner is not None:
+        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
+    team = load_team(checkpoint, spec, env, seed, greedy)
+    team.seat = seat
+    return team
+
+
+def play_among(args: Args, nets: Networks, teammates: str, team: str, episodes: int, seed: int) -> dict[str, float]:
+    """Scores of greedy play among teammates over fresh episodes."""
+    env = make_env(args.env_id, episodes, seed)
+    game = TeamGame(env)
+    pool = Pool(game, load_members(find_members(teammates, env), env, seed), seed, team, own="omg")
+    return play_team(game, MixedPlay(Learner(args, nets, game, seed), pool))
+
+
+def evaluate(args: Args, nets: Networks, episodes: int, seed: int) -> dict[str, float]:
+    """Scores among the teammates of the test, among those of the training (train_*), and in the second kind of team
+    (mixed_*), as far as they differ."""
+    test = args.test_teammates or args.teammates
+    scores = play_among(args, nets, test, "" if args.test_teammates else args.team, episodes, seed)
+    kinds = {"train": (args.teammates, args.team)} if args.test_teammates else {}
+    kinds |= {"mixed": (test, args.test_team)} if args.test_team else {}
+    for kind, (teammates, team) in kinds.items():
+        others = play_among(args, nets, teammates, team, episodes, seed)
+        names = ("win_rate", "win_rate_ci95", "return")
+        scores |= {f"{kind}_{name}": others[name] for name in names if name in others}
+    return scores
+
+
+def rank(scores: dict[str, float]) -> tuple[float, ...]:
+    """By what the best weights are chosen: how they fare among the teammates of the training, never of the test."""
+    prefix = "train_" if "train_return" in scores else ""
+    return tuple(scores[prefix + name] for name in ("win_rate", "return") if prefix + name in scores)
+
+
+def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | None:
+    """The prior VAE asked for, or one learned now from play of the teammates; its folder is recorded."""
+    if args.model != "omg":
+        return None
+    folder = args.vae_ckpt or run.facts.get("prior")
+    if not folder:
+        print("learning the prior VAE from play of the teammates", flush=True)
+        lineups = (*map(str, members), "random")  # what the learner meets while it plays badly
+        how = {"obs_is_state": args.obs_is_state, "dim": args.goal_size, "loss": "recon", "num_steps": args.vae_steps}
+        how |= {"recon_weight": 1.0, "alpha": 0.04, "vae_hidden_size": 128, "pictures": False, "epochs": 5}
+        out_dir = str(run.dir / "prior")
+        folder = pretrain_vae.train(pretrain_vae.Args(
+            env_id=args.env_id, lineups=lineups, seed=args.seed, out_dir=out_dir, **how
+        ))  # fmt: skip
+    models, _ = pretrain_vae.load_checkpoint(folder, env.spec, args.obs_is_state)
+    run.record(prior=str(folder))
+    return Prior(models, args.obs_is_state)
+
+
+def train(args: Args, run: Run) -> None:
+    """The whole run."""
+    # seeding
+    env_seed, policy_seed, data_seed, init_seed, eval_seed, pool_seed, noise_seed = (
+        int(seed) for seed in np.random.SeedSequence(args.seed).generate_state(7)
+    )
+    data_rng, noise_rng = np.random.default_rng(data_seed), torch.Generator().manual_seed(noise_seed)
+
+    # env setup
+    env = make_env(args.env_id, args.num_envs, env_seed)
+    game = TeamGame(env)
+    members = find_members(args.teammates, env)
+    pool = Pool(game, load_members(members, env, pool_seed), pool_seed, args.team, own="omg")
+
+    # networks and replay
+    prior = prepare_prior(args, run, env, members)
+    goal_size = prior.size if prior else args.goal_size
+    nets = Networks(args, game, goal_size, init_seed)
+    target_q = copy.deepcopy(nets.q)
+    optimizer = torch.optim.Adam(nets.parameters(), lr=args.learning_rate, foreach=True)
+    play = MixedPlay(Learner(args, nets, game, policy_seed), pool)
+    replay, count = Replay(args.buffer_steps, game, 1, columns_of(args, game, goal_size)), np.zeros(1, np.int64)
+    running = RunningEpisodes(args.num_envs, env.spec.horizon, replay)
+    keep = {"env": env, "learner": play.learner, "pool": pool, "replay": replay, "running": running}
+    keep |= {"target": target_q, "optimizer": optimizer, "data_rng": data_rng, "noise_rng": noise_rng, "count": count}
+    facts = {"algorithm": "omg", "goal_size": goal_size, "num_agents": game.num_agents}
+    facts["members"] = [str(member) for member in members]
+    title = f"{NAMES[args.model]} on {args.env_id} among {len(members)} frozen teams"
+    run.start(nets, env.spec, learners=[0], keep=keep, facts=facts, title=title)
+
+    for _ in run.iterations():
+        # rollout
+        for _ in range(args.num_steps):
+            progress = min(1.0, (run.step - args.batch_size) / args.epsilon_steps)
+            play.learner.epsilon = args.epsilon + (args.epsilon_final - args.epsilon) * progress
+            seen, actions = play.decide()
+            run.clock("policy")
+            own, seat = pool.is_learner.copy(), pool.seat
+            _, _, _, truncated, info = env.step(actions)
+            now = {name: seen[name][torch.from_numpy(own)][:, None] for name in ("obs", "legal", "alive")}
+            now |= {"action": actions[own][:, None], "reward": game.reward().mean(1), "state": seen["state"]}
+            now |= {"terminated": ends(info, truncated), "seat": seat, "joint": actions}
+            now |= {"allies": seen["alive"].numpy() & ~own, "team_obs": seen["obs"][:, :, : game.num_features]}
+            now |= {name: getattr(play.learner, name)[torch.from_numpy(own)] for name in ("mean", "log_var")}
+            final = game.final(info) if info["done"].any() else {}
+            final |= {name: final[name][torch.from_numpy(own)][:, None] for name in ("obs", "alive") if final}
+            running.add(now=now, done=info["done"], final=final)
+            play.watch(env, actions, info)
+            run.count(info)
+            run.clock("env")
+
+        # update
+        scalars = {}
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - run.progress * args.anneal_lr)
+        share = args.mixing_epsilon * max(0.0, 1 - (run.step - args.batch_size) / args.mixing_steps)
+        if len(replay) >= args.batch_episodes:
+            scalars = update(
+                args, nets, target_q, prior, optimizer, replay, count, share, game.num_actions, data_rng, noise_rng
+            )
+        run.clock("update")
+
+        # evaluation
+        if run.evaluation_due():
+            scores = evaluate(args, nets, args.eval_episodes, eval_seed)
+            run.evaluated(scores, rank=rank(scores))
+            run.clock("eval")
+
+        # logging
+        if run.log_due():
+            run.log(scalars | {"charts/epsilon": play.learner.epsilon, "charts/replay_episodes": len(replay)})
+
+    # result
+    results = {"eval": evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)}
+    if run.load_best():
+        results["eval_best"] = evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)
+    run.finish(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Args, train))
