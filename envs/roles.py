@@ -118,7 +118,8 @@ class Seats:
         return actions
 
     def watch(self, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
-        """Tell policies with a memory what happened in a step."""
+        """Tell players with a memory what happened in a step."""
+        self.rules.watch(info)
         for policy in self.policies.values():
             if hasattr(policy, "watch"):
                 policy.watch(self.env, actions, info)
