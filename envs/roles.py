@@ -1,8 +1,9 @@
 """Who plays which seat: rule-based players, and checkpoints of any training script of this project.
 
-A role is the name of a rule-based player, or a path to a run folder or one of its checkpoints; `PATH@2` picks the
-second learner of a run that trained several (default: the learner of the same seat, else the first). The convention
-that lets any script play any other's checkpoint (docs/checkpoints.md):
+A role is the name of a rule-based player, a player of the user's own as FILE.py:CLASS (envs/user_players.py), or a path
+to a run folder or one of its checkpoints; `PATH@2` picks the second learner of a run that trained several (default: the
+learner of the same seat, else the first). The convention that lets any script play any other's checkpoint
+(docs/checkpoints.md):
 
 - a checkpoint is a folder with weights.safetensors and a spec.json that names its `script`, `env_id`, `obs_shape`
   and `num_actions`;
@@ -23,6 +24,7 @@ from envs.errors import ConfigError
 from envs.grid import STAY
 from envs.players import RulePlayers, names
 from envs.run import PROJECT, load_script
+from envs.user_players import UserPlayer, is_file_role
 
 
 def parse_roles(text: str, num_players: int, default: str) -> list[str]:
@@ -102,10 +104,14 @@ class Seats:
         self.rules = RulePlayers(env.game, [role if role in known else None for role in roles], env.num_envs, seed)
         self.policies: dict[int, Any] = dict(policies or {})
         for seat, role in enumerate(roles):
-            if role != own and role not in known:
+            if is_file_role(role):
+                self.policies[seat] = UserPlayer(role, env, seat, seed + seat)
+            elif role != own and role not in known:
                 if not Path(role.partition("@")[0]).exists():
-                    valid = ", ".join((own, *known) if own else known)
-                    raise ConfigError(f"unknown role '{role}'; valid are {valid}, or the path of a run folder")
+                    valid = ", ".join(((own,) if own else ()) + known)
+                    raise ConfigError(
+                        f"unknown role '{role}'; valid are {valid}, FILE.py:CLASS, or the path of a run folder"
+                    )
                 self.policies[seat] = load_policy(role, env, seat, seed + seat, greedy)
 
     def act(self, actions: np.ndarray | None = None) -> np.ndarray:
