@@ -10,10 +10,10 @@
     python evaluate.py --beliefs runs/<hop> --belief-roles fixed --plot beliefs.png
 
 A role is a rule-based player, a class in a file of yours (FILE.py:CLASS, docs/games.md), a run folder (its best
-checkpoint), or a checkpoint folder; `@2` picks the second learner of a run. How any script's checkpoint becomes a player
-is one convention, told in envs/roles.py. Every episode is the first one of an env of its own, from the true starts, so
-that long and short episodes count alike. In a battle there is one role, the team: a run folder, a checkpoint folder or a
-rule-based team.
+checkpoint), or a checkpoint folder; `@2` picks the second learner of a run. How any script's checkpoint becomes a
+player is one convention, told in envs/roles.py. Every episode is the first one of an env of its own, from the true
+starts, so that long and short episodes count alike. In a battle there is one role, the team: a run folder, a checkpoint
+folder or a rule-based team.
 
 `--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
 its return grows with what it learns of them, beside its raw policy and agents that do not adapt. `--beliefs` shows what

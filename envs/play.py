@@ -40,7 +40,7 @@ class Args:
     env_id: str = "msh-4h1s-4x4"
     """the game; a wrong id lists the valid ones"""
     roles: str = ""
-    """one role per seat, separated by commas: human, a rule-based player or FILE.py:CLASS (empty: a fitting mix)"""
+    """one role per seat, separated by commas: human, a rule-based player, FILE.py:CLASS or a run folder (empty: a mix)"""
     policy: str = "nearest"
     """the rule-based team of a battle (smac ids); the grid games use roles instead"""
     episodes: int = 3
@@ -105,10 +105,9 @@ def parse_roles(game: GridGame, text: str) -> list[str]:
     roles = [role.strip() for role in text.split(",")] if text else default_roles(game)
     known = (HUMAN, *names(game))
     for role in roles:
-        if role not in known and not is_file_role(role):
-            raise ConfigError(
-                f"unknown role '{role}'; the roles of {game.env_id} are {', '.join(known)}, FILE.py:CLASS"
-            )
+        if role not in known and not is_file_role(role) and not Path(role.partition("@")[0]).is_dir():
+            valid = f"{', '.join(known)}, FILE.py:CLASS, or a run folder"
+            raise ConfigError(f"unknown role '{role}'; the roles of {game.env_id} are {valid}")
     if len(roles) != game.num_players:
         raise ConfigError(f"{game.env_id} has {game.num_players} players, not the {len(roles)} of '{','.join(roles)}'")
     return roles
