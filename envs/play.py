@@ -40,7 +40,7 @@ class Args:
     env_id: str = "msh-4h1s-4x4"
     """the game; a wrong id lists the valid ones"""
     roles: str = ""
-    """one role per seat, separated by commas: human, a rule-based player, FILE.py:CLASS or a run folder (empty: a mix)"""
+    """one role per seat, separated by commas: human, a rule-based player, FILE.py:CLASS, a run folder (empty: a mix)"""
     policy: str = "nearest"
     """the rule-based team of a battle (smac ids); the grid games use roles instead"""
     episodes: int = 3
