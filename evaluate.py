@@ -39,7 +39,16 @@ from envs.grid import ITEM, PLAYERS
 from envs.players import RulePlayers
 from envs.players import names as rule_names
 from envs.recording import rule_probabilities
-from envs.roles import Episodes, Seats, find_checkpoint, load_policy, load_team, parse_roles, play_episodes
+from envs.roles import (
+    Episodes,
+    Seats,
+    find_checkpoint,
+    load_policy,
+    load_team,
+    parse_roles,
+    play_episodes,
+    play_in_a_row,
+)  # fmt: skip
 from envs.run import Positive, Range, Weight, Whole, guarded, parse
 from envs.user_players import is_file_role
 
@@ -182,20 +191,6 @@ def film(args: Args, settings: dict) -> None:
         frames.append(render.picture(render.View.of(env.game, after.states[0], returns, after.taken[0])))
         done = bool(info["done"][0])
     render.write_gif(args.gif, frames, args.fps)
-
-
-def play_in_a_row(env, seats: Seats, episodes: int) -> np.ndarray:
-    """(B, episodes) returns of seat 1 in the first episodes of every game, one after the other."""
-    returns, count = np.zeros((env.num_envs, episodes)), np.zeros(env.num_envs, np.int64)
-    while (count < episodes).any():
-        env.needed = count < episodes
-        actions = seats.act()
-        info = env.step(actions)[-1]
-        seats.watch(actions, info)
-        ended = np.flatnonzero(info["done"] & (count < episodes))
-        returns[ended, count[ended]] = info["episode_return"][ended, 0]
-        count[ended] += 1
-    return returns
 
 
 def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how) -> np.ndarray:

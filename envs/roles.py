@@ -172,6 +172,20 @@ def play_episodes(env: Any, seats: Seats) -> Episodes:
     return Episodes(returns, taken, lengths)
 
 
+def play_in_a_row(env: Any, seats: Any, episodes: int) -> np.ndarray:
+    """(B, episodes) returns of seat 1 in the first episodes of every game, one after the other."""
+    returns, count = np.zeros((env.num_envs, episodes)), np.zeros(env.num_envs, np.int64)
+    while (count < episodes).any():
+        env.needed = count < episodes
+        actions = seats.act()
+        info = env.step(actions)[-1]
+        seats.watch(actions, info)
+        ended = np.flatnonzero(info["done"] & (count < episodes))
+        returns[ended, count[ended]] = info["episode_return"][ended, 0]
+        count[ended] += 1
+    return returns
+
+
 def score_episodes(played: Episodes, learners: list[int], kinds: tuple[str, ...]) -> dict[str, float]:
     """What an evaluation says: the mean return of the learners and its 95 % interval, of each player, items taken."""
     score, episodes = played.returns[:, learners].mean(1), len(played.returns)
