@@ -10,10 +10,11 @@
     python evaluate.py --adaptation runs/<seed 1>,runs/<seed 2>,runs/<seed 3> --line-ups "nh,nh,nh;ns,nh,random"
     python evaluate.py --beliefs runs/<hop> --belief-roles fixed --plot beliefs.png
 
-A role is a rule-based player, a run folder (its best checkpoint), or a checkpoint folder; `@2` picks the second learner
-of a run. How any script's checkpoint becomes a player is one convention, told in envs/roles.py. Every episode is the
-first one of an env of its own, from the true starts, so that long and short episodes count alike. In a battle a role is
-a team (a run folder, a checkpoint folder or a rule-based team): one for all seats, or one for each.
+A role is a rule-based player, a class in a file of yours (FILE.py:CLASS, docs/games.md), a run folder (its best
+checkpoint), or a checkpoint folder; `@2` picks the second learner of a run. How any script's checkpoint becomes a
+player is one convention, told in envs/roles.py. Every episode is the first one of an env of its own, from the true
+starts, so that long and short episodes count alike. In a battle a role is a team (a run folder, a checkpoint folder or
+a rule-based team): one for all seats, or one for each.
 
 `--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
 its return grows with what it learns of them, beside its raw policy and agents that do not adapt. `--beliefs` shows what
@@ -39,8 +40,9 @@ from envs.players import RulePlayers
 from envs.players import names as rule_names
 from envs.pool import mixed_team
 from envs.recording import rule_probabilities
-from envs.roles import Episodes, Seats, find_checkpoint, load_policy, parse_roles, play_episodes
+from envs.roles import Episodes, Seats, find_checkpoint, load_policy, parse_roles, play_episodes, play_in_a_row
 from envs.run import Positive, Range, Weight, Whole, guarded, parse
+from envs.user_players import is_file_role
 
 CHUNK = 4096  # episodes played side by side
 LINE_UPS = ("ns,ns,ns", "nh,nh,nh", "random,random,random", "ns,nh,random", "ns,ns,random")  # of the adaptation table
@@ -183,20 +185,6 @@ def film(args: Args, settings: dict) -> None:
     render.write_gif(args.gif, frames, args.fps)
 
 
-def play_in_a_row(env, seats: Seats, episodes: int) -> np.ndarray:
-    """(B, episodes) returns of seat 1 in the first episodes of every game, one after the other."""
-    returns, count = np.zeros((env.num_envs, episodes)), np.zeros(env.num_envs, np.int64)
-    while (count < episodes).any():
-        env.needed = count < episodes
-        actions = seats.act()
-        info = env.step(actions)[-1]
-        seats.watch(actions, info)
-        ended = np.flatnonzero(info["done"] & (count < episodes))
-        returns[ended, count[ended]] = info["episode_return"][ended, 0]
-        count[ended] += 1
-    return returns
-
-
 def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how) -> np.ndarray:
     """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, simulations)."""
     env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
@@ -263,7 +251,7 @@ def parse_line_ups(args: Args, settings: dict) -> dict[str, list[str]]:
     for text, others in line_ups.items():
         if len(others) != count:
             raise envs.ConfigError(f"line-up '{text}' must name the {count} co-players of seat 1 in {args.env_id}")
-        for role in (role for role in others if role not in known):
+        for role in (role for role in others if role not in known and not is_file_role(role)):
             if not role or not Path(role.partition("@")[0]).is_dir():
                 valid = f"{', '.join(known)}, or the path of a run folder"
                 raise envs.ConfigError(f"unknown role '{role}' in line-up '{text}'; valid are {valid}")

@@ -177,9 +177,10 @@ def follow_paths(args: Any, started_in: Path) -> Any:
 
 
 def follow_path(entry: str, started_in: Path) -> str:
-    """One entry of a setting, if it is a path that is there: runs/a, runs/a@2, runs/a*, smac-file:a.toml. A single word
-    is one only if it is clear that no name is meant: a run folder, or a file with an ending."""
-    prefix, text, learner = re.fullmatch(r"(smac-file:)?(.*?)(@\d+)?", entry.strip(), re.DOTALL).groups("")
+    """One entry of a setting, if it is a path that is there: runs/a, runs/a@2, runs/a*, smac-file:a.toml, a.py:Name. A
+    single word is one only if it is clear that no name is meant: a run folder, or a file with an ending."""
+    pattern = r"(smac-file:)?(.*?)(@\d+|(?<=\.py):\w+)?"
+    prefix, text, learner = re.fullmatch(pattern, entry.strip(), re.DOTALL).groups("")
     path = started_in / text
     if not text or Path(text).is_absolute() or not (path.exists() or glob.glob(text, root_dir=started_in)):
         return entry

@@ -511,6 +511,7 @@ class GridGame:
     interactions: ClassVar[tuple[str, ...]]  # names of actions 5, 6, ...: one per kind
     seekers: ClassVar[dict[str, tuple[int, ...]]]  # rule-based players: the kinds each walks to, in order
     mix: ClassVar[tuple[str, ...]]  # the players that `mix` draws from for each episode
+    held_out: ClassVar[tuple[str, ...]] = ()  # players of envs/players.py that nobody learns from before meeting them
     step_rows: ClassVar[Callable]  # compiled: (grid, rules, states, actions, *Transition)
     registry: ClassVar[dict[str, type[GridGame]]] = {}
 

@@ -24,10 +24,11 @@ import tyro
 
 import envs
 from envs.errors import ConfigError
-from envs.grid import FIRST_INTERACTION, STAY, GridGame, T
-from envs.players import RulePlayers, names
+from envs.grid import FIRST_INTERACTION, STAY, GridEnv, GridGame
+from envs.players import names
 from envs.render import View, ansi, legend, picture, write_gif
-from envs.rng import make_streams
+from envs.roles import Seats
+from envs.user_players import is_file_role
 
 HUMAN = "human"
 KEYS = {"w": "UP", "a": "LEFT", "s": "DOWN", "d": "RIGHT", " ": "STAY"}
@@ -39,7 +40,7 @@ class Args:
     env_id: str = "msh-4h1s-4x4"
     """the game; a wrong id lists the valid ones"""
     roles: str = ""
-    """one role per seat, separated by commas: human or a rule-based player (empty: a mix that suits the game)"""
+    """one role per seat, separated by commas: human, a rule-based player, FILE.py:CLASS, a run folder (empty: a mix)"""
     policy: str = "nearest"
     """the rule-based team of a battle (smac ids); the grid games use roles instead"""
     episodes: int = 3
@@ -104,8 +105,9 @@ def parse_roles(game: GridGame, text: str) -> list[str]:
     roles = [role.strip() for role in text.split(",")] if text else default_roles(game)
     known = (HUMAN, *names(game))
     for role in roles:
-        if role not in known:
-            raise ConfigError(f"unknown role '{role}'; the roles of {game.env_id} are {', '.join(known)}")
+        if role not in known and not is_file_role(role) and not Path(role.partition("@")[0]).is_dir():
+            valid = f"{', '.join(known)}, FILE.py:CLASS, or a run folder"
+            raise ConfigError(f"unknown role '{role}'; the roles of {game.env_id} are {valid}")
     if len(roles) != game.num_players:
         raise ConfigError(f"{game.env_id} has {game.num_players} players, not the {len(roles)} of '{','.join(roles)}'")
     return roles
@@ -180,8 +182,8 @@ def play_grid(args: Args, game: GridGame, roles: list[str]) -> None:
     """Play the episodes, print them and the means, and write the GIF."""
     num_players, num_kinds = game.num_players, len(game.kinds)
     humans = [i for i, role in enumerate(roles) if role == HUMAN]
-    players = RulePlayers(game, [None if role == HUMAN else role for role in roles], 1, args.seed)
-    streams = make_streams(args.seed, 1)
+    env = GridEnv(game, 1, args.seed)
+    seats = Seats(env, roles, HUMAN, args.seed)
     colour = sys.stdout.isatty()
     frames: list[np.ndarray] = []
     ends: list[int] = []  # numbers of the frames that end an episode
@@ -196,25 +198,22 @@ def play_grid(args: Args, game: GridGame, roles: list[str]) -> None:
 
     if not args.quiet or humans:
         print(f"{legend(game)}\n")
-    states = np.empty((1, game.state_size), np.int16)
-    actions = np.full((1, num_players), STAY, np.int64)
     try:
         for episode in range(1, args.episodes + 1):
-            game.start(states, streams, game.config.start_window, game.config.start_window_prob)
             returns, took = np.zeros(num_players), np.zeros((num_players, num_kinds), np.int64)
-            view = View.of(game, states[0], returns, np.zeros(num_players, np.int8), labels=roles)
+            view = View.of(game, env.states[0], returns, np.zeros(num_players, np.int8), labels=roles)
             show(view)
             while not view.ending:
-                legal = game.legal(states)
-                players.act(game.observe(states), legal, states[:, T].astype(np.int32), actions)
+                actions = seats.act()
                 for i in humans:
-                    actions[0, i] = ask(i, game.action_names, legal[0, i]) if game.alive(states)[0, i] else STAY
-                before = states[0].copy()
-                out = game.simulate(states, actions)
-                states, taken = out.states, out.taken[0]
+                    actions[0, i] = ask(i, game.action_names, env.legal[0, i]) if env.alive[0, i] else STAY
+                before = env.states[0].copy()
+                out = game.simulate(env.states, actions)  # the env itself goes on to the next episode
+                seats.watch(actions, env.step(actions)[-1])
+                taken = out.taken[0]
                 returns += out.reward[0]
                 took += taken[:, None] == np.arange(1, 1 + num_kinds)
-                view = View.of(game, states[0], returns, taken, out.reward[0], before, took, roles)
+                view = View.of(game, out.states[0], returns, taken, out.reward[0], before, took, roles)
                 show(view)
             ends.append(len(frames) - 1)
             all_returns.append(returns)

@@ -3,13 +3,14 @@
 They see what any player sees (observation planes, legal actions, the step), and break ties at random from a stream of
 their own for each env and seat. `random` and `fix` (never touches an item) know every game; each game names its
 seekers, who walk the shortest way around blocks to the nearest item of the first kind in their list that is left
-(`ns`, `nh`, `nd`); `mix` is one of the game's `mix` drawn anew for each episode.
+(`ns`, `nh`, `nd`); `mix` is one of the game's `mix` drawn anew for each episode. The players of HELD_OUT are for
+evaluation, and for learners whose whole task they are: no offline data, default line-up or imagined game holds one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -30,6 +31,11 @@ from envs.grid import (
 from envs.rng import below, make_streams
 
 NOBODY, MIX, RANDOM, FIX, SEEKER = range(5)  # codes of roles; SEEKER + k is the game's k-th seeker
+HELD_OUT = ("shy", "late", "tft", "copycat", "flip", "picky", "lazy", "tired")  # of all games; each names its own
+SHY, LATE, TFT, COPYCAT, FLIP, PICKY, LAZY, TIRED = range(100, 100 + len(HELD_OUT))
+LEAST_WAIT, MOST_WAIT = 2, 8  # steps that `late` waits
+FLIP_AFTER = 5  # episodes in which `flip` plays alike
+NEAR = 2  # cells around `lazy` in which nobody may be when it clears
 # a set of moves is a number with bit a set for move a: how many it has, and which is its k-th
 NUM_STEPS = np.array([max(1, bin(steps).count("1")) for steps in range(16)])
 NTH_STEP = np.full((16, 4), STAY)
@@ -114,21 +120,23 @@ def steps_in_the_open(grid, things, codes, count, code, own):
 
 
 @njit(cache=True, nogil=True)
-def steps_around_blocks(grid, things, codes, count, code, own):
-    """The same, walking around blocks: breadth first from all items `code` until `own` is met."""
+def distances_from(grid, things, codes, count, sources, until=-1):
+    """(H*W,) steps around blocks from the nearest cell that is marked in `sources` (H*W,); UNSEEN if there is none, or
+    farther than the cell `until` (-1: all are found)."""
     num_cells = grid.height * grid.width
     distance = np.full(num_cells, UNSEEN, np.int64)
     queue = np.empty(num_cells, np.int64)
-    tail = 0
     for k in range(count):
         if codes[k] == BLOCK:
             distance[things[k]] = FAR
-        elif codes[k] == code:
-            distance[things[k]] = 0
-            queue[tail] = things[k]
+    tail = 0
+    for cell in range(num_cells):
+        if sources[cell]:
+            distance[cell] = 0
+            queue[tail] = cell
             tail += 1
     head = 0
-    while head < tail and distance[own] == UNSEEN:
+    while head < tail and (until < 0 or distance[until] == UNSEEN):
         cell = queue[head]
         head += 1
         for action in range(STAY):
@@ -137,12 +145,34 @@ def steps_around_blocks(grid, things, codes, count, code, own):
                 distance[other] = distance[cell] + 1
                 queue[tail] = other
                 tail += 1
-    if tail == 0:
-        return -1
+    return distance
+
+
+@njit(cache=True, nogil=True)
+def distances_from_cell(grid, things, codes, count, cell):
+    sources = np.zeros(grid.height * grid.width, np.bool_)
+    sources[cell] = True
+    return distances_from(grid, things, codes, count, sources)
+
+
+@njit(cache=True, nogil=True)
+def steps_down(grid, distance, own):
+    """The set of moves (bit a for move a) that lead from cell `own` to a smaller distance."""
     steps = 0
     for action in range(STAY):
         steps |= (distance[grid.neighbours[own, action]] == distance[own] - 1) << action
     return steps
+
+
+@njit(cache=True, nogil=True)
+def steps_around_blocks(grid, things, codes, count, code, own):
+    """The same as `steps_in_the_open`, walking around blocks."""
+    sources = np.zeros(grid.height * grid.width, np.bool_)
+    for k in range(count):
+        sources[things[k]] |= codes[k] == code
+    if not sources.any():
+        return -1
+    return steps_down(grid, distances_from(grid, things, codes, count, sources, own), own)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -162,13 +192,181 @@ def seek(grid, order, things, codes, count, blocked, own, legal, streams, stream
     return STAY
 
 
+class Memory(NamedTuple):
+    """What players remember, all (B, N) int64."""
+
+    drawn: np.ndarray  # the role that `mix` and `flip` play now
+    episodes: np.ndarray  # that `flip` has begun in it
+    wait: np.ndarray  # steps that `late` waits in this episode
+    prey: np.ndarray  # the cell of the stag that `picky` is after, -1: none yet
+    cells: np.ndarray  # where everybody was seen last, -1: nowhere
+    took: np.ndarray  # 1 + kind of what each took last in this episode, 0 nothing
+    took_before: np.ndarray  # in the episode before
+
+
+def make_memory(num_envs: int, num_players: int) -> Memory:
+    memory = Memory(*(np.zeros((num_envs, num_players), np.int64) for _ in Memory._fields))
+    memory.prey[:], memory.cells[:] = -1, -1
+    memory.took_before[:] = 1  # `tft` begins by trusting
+    return memory
+
+
 @njit(cache=True, nogil=True)
-def act_rows(grid, roles, mixed, orders, drawn, words, legal, t, streams, bits, things, codes, cells, actions):
+def is_stag(things, codes, count, cell):
+    """Whether an item of the first kind is on a cell."""
+    found = False
+    for k in range(count):
+        found |= things[k] == cell and codes[k] == ITEM
+    return found
+
+
+@njit(cache=True, nogil=True)
+def mark_first_kind(order, things, codes, count, sources):
+    """Mark all items of the first kind in `order` that is left."""
+    found = False
+    for kind in order:
+        if kind >= 0 and not found:
+            for k in range(count):
+                if codes[k] == ITEM + kind:
+                    sources[things[k]], found = True, True
+
+
+@njit(cache=True, nogil=True)
+def mark_followed(grid, things, codes, count, cells, player, sources):
+    """Mark the stags that another player is nearer to, or stands on as `player` does; whether there is one."""
+    found = False
+    for k in range(count):
+        if codes[k] != ITEM:
+            continue
+        distance = distances_from_cell(grid, things, codes, count, things[k])
+        own = distance[cells[player]]
+        for other in range(grid.num_players):
+            if other != player and cells[other] >= 0:
+                near = distance[cells[other]]
+                if near < own or near == own == 0:
+                    sources[things[k]], found = True, True
+    return found
+
+
+@njit(cache=True, nogil=True)
+def mark_farthest(grid, things, codes, count, own, sources):
+    """Mark the stags that are farthest from cell `own`; how many they are."""
+    distance, most, found = distances_from_cell(grid, things, codes, count, own), -1, 0
+    for k in range(count):
+        if codes[k] == ITEM:
+            most = max(most, distance[things[k]])
+    for k in range(count):
+        if codes[k] == ITEM and distance[things[k]] == most:
+            sources[things[k]] = True
+            found += 1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def mark_copied(grid, things, codes, count, cells, before, player, sources):
+    """Mark what the nearest other player (of the first seat, if several are) seems to head for: of the items that its
+    last step brought it nearer to (of all items, if none), the nearest. Alone on the board: of all items, the nearest.
+    """
+    distance, model, least = distances_from_cell(grid, things, codes, count, cells[player]), player, FAR
+    for other in range(grid.num_players):
+        if other != player and cells[other] >= 0 and distance[cells[other]] < least:
+            model, least = other, distance[cells[other]]
+    now = distances_from_cell(grid, things, codes, count, cells[model])
+    last = before[model] if before[model] >= 0 and model != player else cells[model]
+    then = distances_from_cell(grid, things, codes, count, last)
+    approached, least = False, FAR
+    for k in range(count):
+        if codes[k] >= ITEM:
+            nearer = now[things[k]] < then[things[k]]
+            if nearer and not approached:
+                approached, least = True, FAR
+            if nearer == approached:
+                least = min(least, now[things[k]])
+    for k in range(count):
+        here = things[k]
+        sources[here] |= codes[k] >= ITEM and now[here] == least and (now[here] < then[here]) == approached
+
+
+@njit(cache=True, nogil=True)
+def is_alone(grid, cells, player):
+    """Whether nobody else is within NEAR cells."""
+    alone, own = True, grid.places[cells[player]]
+    for other in range(grid.num_players):
+        if other != player and cells[other] >= 0:
+            place = grid.places[cells[other]]
+            alone &= abs(place[0] - own[0]) + abs(place[1] - own[1]) > NEAR
+    return alone
+
+
+@njit(cache=True, nogil=True)
+def options_of(grid, role, orders, memory, b, player, things, codes, count, cells, legal, t):
+    """The actions of a player on the board (bit a for action a), each as likely as the others, by what it remembers;
+    not for MIX, whose role is `drawn`."""
+    own, seeks = cells[player], role >= SEEKER
+    sources = np.zeros(grid.height * grid.width, np.bool_)
+    order = orders[0]
+    if role == FLIP:
+        role = memory.drawn[b, player]
+        seeks = role >= SEEKER
+    if SEEKER <= role < SEEKER + len(orders):
+        order = orders[role - SEEKER]
+    elif role == TFT and memory.took_before[b, player] != 1:
+        order = orders[1]
+    if role == LATE and t < memory.wait[b, player]:
+        return 1 << STAY
+    if role == SHY:
+        if not mark_followed(grid, things, codes, count, cells, player, sources):
+            mark_first_kind(orders[1][:1], things, codes, count, sources)
+    elif role == COPYCAT:
+        mark_copied(grid, things, codes, count, cells, memory.cells[b], player, sources)
+    elif role == PICKY and is_stag(things, codes, count, memory.prey[b, player]):
+        sources[memory.prey[b, player]] = True
+    elif role == LAZY:
+        if legal[FIRST_INTERACTION] and is_alone(grid, cells, player):
+            return 1 << FIRST_INTERACTION
+        seeks = False
+    elif role == TIRED and memory.took[b, player] > 0:
+        seeks = False
+    elif seeks and not (role == PICKY and mark_farthest(grid, things, codes, count, own, sources)):
+        mark_first_kind(order, things, codes, count, sources)
+    options = 0
+    if not seeks:
+        for action in range(legal.shape[0] if role == RANDOM else FIRST_INTERACTION):
+            options |= legal[action] << action
+    elif sources[own]:
+        for action in range(FIRST_INTERACTION, legal.shape[0]):
+            options |= legal[action] << action
+    elif sources.any():
+        options = steps_down(grid, distances_from(grid, things, codes, count, sources), own)
+    return options if options else 1 << STAY
+
+
+@njit(cache=True, nogil=True)
+def remember(grid, role, memory, flips, b, player, things, codes, count, cells, t, streams, stream):
+    """What a held-out player draws for the episode, before it acts."""
+    if role == LATE and (t == 0 or memory.wait[b, player] == 0):
+        memory.wait[b, player] = LEAST_WAIT + below(streams, stream, MOST_WAIT - LEAST_WAIT + 1)
+    elif role == FLIP and (t == 0 or memory.drawn[b, player] == NOBODY):
+        first, drawn = memory.drawn[b, player] == NOBODY, memory.drawn[b, player]
+        if first or memory.episodes[b, player] == FLIP_AFTER:
+            memory.episodes[b, player] = 0
+            while memory.drawn[b, player] == drawn:  # another one
+                memory.drawn[b, player] = flips[below(streams, stream, flips.shape[0])]
+        memory.episodes[b, player] += 1
+    elif role == PICKY and (t == 0 or not is_stag(things, codes, count, memory.prey[b, player])):
+        farthest = np.zeros(grid.height * grid.width, np.bool_)
+        found = mark_farthest(grid, things, codes, count, cells[player], farthest)
+        memory.prey[b, player] = np.flatnonzero(farthest)[below(streams, stream, found)] if found else -1
+
+
+@njit(cache=True, nogil=True)
+def act_rows(grid, roles, mixed, flips, orders, memory, words, legal, t, streams, bits, things, codes, cells, actions):
     """Fill the columns of `actions` (B, N) whose role is rule-based.
 
     words (B, N, W) are the planes of `as_words`, legal (B, N, A), t (B,).
     """
-    num_players = grid.num_players
+    num_players, held_out = grid.num_players, roles.max() >= SHY
+    chosen = np.zeros(legal.shape[2], np.bool_)
     for b in range(actions.shape[0]):
         looked, count, blocked = False, 0, False
         for player in range(num_players):
@@ -177,9 +375,9 @@ def act_rows(grid, roles, mixed, orders, drawn, words, legal, t, streams, bits, 
                 continue
             stream = b * num_players + player
             if role == MIX:
-                if t[b] == 0 or drawn[b, player] == NOBODY:
-                    drawn[b, player] = mixed[below(streams, stream, mixed.shape[0])]
-                role = drawn[b, player]
+                if t[b] == 0 or memory.drawn[b, player] == NOBODY:
+                    memory.drawn[b, player] = mixed[below(streams, stream, mixed.shape[0])]
+                role = memory.drawn[b, player]
             allowed = legal[b, player]
             if role == RANDOM:
                 actions[b, player] = choose(allowed, allowed.shape[0], streams, stream)
@@ -189,14 +387,28 @@ def act_rows(grid, roles, mixed, orders, drawn, words, legal, t, streams, bits, 
                 actions[b, player] = STAY  # it left, or can do nothing else
             else:
                 if not looked:  # everybody on the board sees the same things: read them once
+                    if held_out:
+                        cells[:] = -1
                     count = read_planes(grid, words[b, player], player, bits, things, codes, cells)
                     looked, blocked = True, False
                     for k in range(count):
                         blocked |= codes[k] == BLOCK
-                order = orders[role - SEEKER]
-                actions[b, player] = seek(
-                    grid, order, things, codes, count, blocked, cells[player], allowed, streams, stream
-                )
+                if role >= SHY:
+                    seen, now = (things, codes, count, cells), t[b]
+                    remember(grid, role, memory, flips, b, player, *seen, now, streams, stream)
+                    if now == 0:
+                        memory.cells[b] = -1
+                    options = options_of(grid, role, orders, memory, b, player, *seen, allowed, now)
+                    for action in range(allowed.shape[0]):
+                        chosen[action] = options >> action & 1
+                    actions[b, player] = choose(chosen, chosen.shape[0], streams, stream)
+                else:
+                    order = orders[role - SEEKER]
+                    actions[b, player] = seek(
+                        grid, order, things, codes, count, blocked, cells[player], allowed, streams, stream
+                    )
+        if held_out and looked:
+            memory.cells[b] = cells[:num_players]
 
 
 def as_words(obs: np.ndarray) -> np.ndarray:
@@ -222,8 +434,15 @@ def plane_bits(num_cells: int, num_planes: int) -> np.ndarray:
 
 
 def names(game: GridGame) -> tuple[str, ...]:
-    """The rule-based players that know this game."""
-    return ("random", *game.seekers, "fix", "mix")
+    """The rule-based players that know this game, the held-out ones last."""
+    return ("random", *game.seekers, "fix", "mix", *game.held_out)
+
+
+def refuse_held_out(roles: Iterable[str]) -> None:
+    """ConfigError if any of these roles, of play to learn from, is one that nobody may learn from."""
+    for role in roles:
+        if role in HELD_OUT:
+            raise ConfigError(f"'{role}' is held out: it tests who never met it, so no recorded play may hold it")
 
 
 class RulePlayers:
@@ -238,6 +457,7 @@ class RulePlayers:
         seekers = list(game.seekers)
         codes = {None: NOBODY, "mix": MIX, "random": RANDOM, "fix": FIX}
         codes |= {name: SEEKER + k for k, name in enumerate(seekers)}
+        codes |= {name: SHY + HELD_OUT.index(name) for name in game.held_out}
         for role in roles:
             if role not in codes:
                 known = ", ".join(names(game))
@@ -245,10 +465,12 @@ class RulePlayers:
         self.game, self.roles = game, tuple(roles)
         self.codes = np.array([codes[role] for role in roles], np.int64)
         self.mixed = np.array([codes[name] for name in game.mix], np.int64)
+        self.flips = np.array([RANDOM, *(SEEKER + k for k in range(len(seekers)))], np.int64)  # what `flip` may be
         self.orders = np.full((len(seekers), len(game.kinds)), -1, np.int64)
         for k, name in enumerate(seekers):
             self.orders[k, : len(game.seekers[name])] = game.seekers[name]
-        self.drawn = np.full((num_envs, game.num_players), NOBODY, np.int64)  # what `mix` is in the running episode
+        self.memory = make_memory(num_envs, game.num_players)
+        self.drawn = self.memory.drawn  # what `mix` is in the running episode
         self.streams = make_streams(seed, num_envs * game.num_players, STREAM_SALT)
         num_cells = game.config.height * game.config.width
         sizes = (num_cells + 1, num_cells + 1, game.num_players + 1)  # things, codes, cells of the players
@@ -262,16 +484,25 @@ class RulePlayers:
             actions_out = np.full(legal.shape[:2], STAY, np.int64)
         bits, things, codes, cells = self._scratch
         act_rows(
-            self.game.grid, self.codes, self.mixed, self.orders, self.drawn, as_words(obs), legal, t,
+            self.game.grid, self.codes, self.mixed, self.flips, self.orders, self.memory, as_words(obs), legal, t,
             self.streams, bits, things, codes, cells, actions_out,
         )  # fmt: skip
         return actions_out
 
+    def watch(self, info: dict[str, np.ndarray]) -> None:
+        """Learn what a step brought: info["taken"] (B, N) and info["done"] (B,) of the env."""
+        taken, done, memory = info["taken"], info["done"], self.memory
+        np.copyto(memory.took, taken, where=taken > 0)
+        memory.took_before[done], memory.took[done] = memory.took[done], 0
+
     def get_state(self) -> dict[str, np.ndarray]:
-        return {"drawn": self.drawn.copy(), "streams": self.streams.copy()}
+        held_out = (self.codes >= SHY).any()
+        memory = self.memory._asdict() if held_out else {"drawn": self.drawn}
+        return {name: array.copy() for name, array in memory.items()} | {"streams": self.streams.copy()}
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.drawn[:] = saved["drawn"]
+        for name in saved.keys() - {"streams"}:
+            getattr(self.memory, name)[:] = saved[name]
         self.streams = np.array(saved["streams"], np.uint64)
 
 
@@ -280,6 +511,8 @@ def zoo_policy(name: str, game: Any, seed: int = 0) -> Callable[[dict[str, np.nd
 
     `game` is a GridGame, or anything with one as `.game` (the PettingZoo game, a batched env).
     """
+    if name in ("tft", "tired"):
+        raise ConfigError(f"'{name}' must be told what it took, which a PettingZoo policy is not")
     rules = game if isinstance(game, GridGame) else game.game
     seats = (name, *(None,) * (rules.num_players - 1))
     players = RulePlayers(rules, seats, 1, seed)

@@ -21,7 +21,7 @@ import numpy as np
 import envs
 from envs.errors import ConfigError
 from envs.grid import BLOCK, FIRST_INTERACTION, ITEM, STAY, EnvSpec, GridEnv, GridGame
-from envs.players import RANDOM, RulePlayers
+from envs.players import RANDOM, RulePlayers, refuse_held_out
 from envs.roles import Seats
 
 EPISODES = 128  # of play, recorded at a time
@@ -154,6 +154,7 @@ def parse_lineups(texts: tuple[str, ...], spec: EnvSpec, game: GridGame | None) 
         roles = tuple(text.split(","))
         if len(roles) not in (1, spec.num_players):
             raise ConfigError(f"line-up '{text}' has {len(roles)} roles; {spec.env_id} needs 1 or {spec.num_players}")
+        refuse_held_out(roles)
         lineups.append(roles * spec.num_players if len(roles) == 1 else roles)
     return lineups
 
@@ -313,6 +314,7 @@ def collect_transitions(
         roles = lineup.split(",") * (1 if "," in lineup else game.num_players)
         if len(roles) != game.num_players:
             raise ConfigError(f"line-up '{lineup}' has {len(roles)} roles; {game.env_id} needs 1 or {game.num_players}")
+        refuse_held_out(roles)
         share = num * (k + 1) // len(lineups) - num * k // len(lineups)
         env = GridEnv(game, max(1, min(NUM_ENVS, share // 40)), env_seed)  # long enough to hold whole episodes
         part = play_transitions(env, Seats(env, roles, None, seats_seed), noise, share, generator)

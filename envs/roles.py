@@ -1,8 +1,9 @@
 """Who plays which seat: rule-based players, and checkpoints of any training script of this project.
 
-A role is the name of a rule-based player, or a path to a run folder or one of its checkpoints; `PATH@2` picks the
-second learner of a run that trained several (default: the learner of the same seat, else the first). The convention
-that lets any script play any other's checkpoint (docs/checkpoints.md):
+A role is the name of a rule-based player, a player of the user's own as FILE.py:CLASS (envs/user_players.py), or a path
+to a run folder or one of its checkpoints; `PATH@2` picks the second learner of a run that trained several (default: the
+learner of the same seat, else the first). The convention that lets any script play any other's checkpoint
+(docs/checkpoints.md):
 
 - a checkpoint is a folder with weights.safetensors and a spec.json that names its `script`, `env_id`, `obs_shape`
   and `num_actions`;
@@ -23,6 +24,7 @@ from envs.errors import ConfigError
 from envs.grid import STAY
 from envs.players import RulePlayers, names
 from envs.run import PROJECT, load_script
+from envs.user_players import UserPlayer, is_file_role
 
 
 def parse_roles(text: str, num_players: int, default: str) -> list[str]:
@@ -102,10 +104,14 @@ class Seats:
         self.rules = RulePlayers(env.game, [role if role in known else None for role in roles], env.num_envs, seed)
         self.policies: dict[int, Any] = dict(policies or {})
         for seat, role in enumerate(roles):
-            if role != own and role not in known:
+            if is_file_role(role):
+                self.policies[seat] = UserPlayer(role, env, seat, seed + seat)
+            elif role != own and role not in known:
                 if not Path(role.partition("@")[0]).exists():
-                    valid = ", ".join((own, *known) if own else known)
-                    raise ConfigError(f"unknown role '{role}'; valid are {valid}, or the path of a run folder")
+                    valid = ", ".join(((own,) if own else ()) + known)
+                    raise ConfigError(
+                        f"unknown role '{role}'; valid are {valid}, FILE.py:CLASS, or the path of a run folder"
+                    )
                 self.policies[seat] = load_policy(role, env, seat, seed + seat, greedy)
 
     def act(self, actions: np.ndarray | None = None) -> np.ndarray:
@@ -118,7 +124,8 @@ class Seats:
         return actions
 
     def watch(self, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
-        """Tell policies with a memory what happened in a step."""
+        """Tell players with a memory what happened in a step."""
+        self.rules.watch(info)
         for policy in self.policies.values():
             if hasattr(policy, "watch"):
                 policy.watch(self.env, actions, info)
@@ -163,6 +170,20 @@ def play_episodes(env: Any, seats: Seats) -> Episodes:
         returns[ended], lengths[ended] = info["episode_return"][ended], info["episode_length"][ended]
         running &= ~ended
     return Episodes(returns, taken, lengths)
+
+
+def play_in_a_row(env: Any, seats: Any, episodes: int) -> np.ndarray:
+    """(B, episodes) returns of seat 1 in the first episodes of every game, one after the other."""
+    returns, count = np.zeros((env.num_envs, episodes)), np.zeros(env.num_envs, np.int64)
+    while (count < episodes).any():
+        env.needed = count < episodes
+        actions = seats.act()
+        info = env.step(actions)[-1]
+        seats.watch(actions, info)
+        ended = np.flatnonzero(info["done"] & (count < episodes))
+        returns[ended, count[ended]] = info["episode_return"][ended, 0]
+        count[ended] += 1
+    return returns
 
 
 def score_episodes(played: Episodes, learners: list[int], kinds: tuple[str, ...]) -> dict[str, float]:

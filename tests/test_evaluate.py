@@ -144,7 +144,7 @@ def test_all_line_ups_or_those_asked_for(played, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--line-ups", "ns,nx,ns"], "unknown role 'nx' in line-up 'ns,nx,ns'; valid are random, ns, nh, fix, mix, or"),
+        (["--line-ups", "ns,nx,ns"], "unknown role 'nx' in line-up 'ns,nx,ns'; valid are random, ns, nh, fix, mix"),
         (["--line-ups", "nh,nh,nh;ns,ns"], "line-up 'ns,ns' must name the 3 co-players"),
         (["--line-ups", "strangers"], "needs --strangers"),
         (["--env-id", "msd-4x4"], "unknown role 'ns'"),

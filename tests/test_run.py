@@ -46,6 +46,7 @@ HOP = ["--num-envs", "4", "--num-steps", "4", "--total-timesteps", "192", "--hid
 HOP += ["--offline-steps", "400", "--batch-rows", "16", "--replay", "2", "--vae-ckpt", "{vae}"]
 SCRIPTS = {
     "ppo_baseline.py": ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "768", "--hidden-size", "16"],
+    "ppo_lstm.py": ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "768", "--hidden-size", "16"],
     "hopplus_mcts.py": [*HOP, "--dream-envs", "4", "--trees", "2", "--simulations", "3", "--updates", "2"],
     "hopplus_nomcts.py": [*HOP, "--world-ckpt", "{world}", "--update-epochs", "1", "--moa-updates", "1"],
     "mappo_hyper.py": ["--num-envs", "4", "--num-steps", "16", "--total-timesteps", "768", "--hyper-hidden-size", "16"],

@@ -70,6 +70,7 @@ class Snowdrift(GridGame):
     interactions = ("CLEAR",)
     seekers = {"nd": (0,)}
     mix = ("nd", "fix")
+    held_out = ("lazy", "tired")
     step_rows = step_rows
 
     def count_items(self):

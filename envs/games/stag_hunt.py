@@ -102,6 +102,7 @@ class StagHunt(GridGame):
     interactions = ("STAG", "HARE")
     seekers = {"ns": (0, 1), "nh": (1, 0)}
     mix = ("ns", "nh")
+    held_out = ("shy", "late", "tft", "copycat", "flip", "picky")
     step_rows = step_rows
 
     def count_items(self):
