@@ -540,12 +540,6 @@ def evaluate(args: Args, nets: Networks, episodes: int, seed: int) -> dict[str, 
     return scores
 
 
-def rank(scores: dict[str, float]) -> tuple[float, ...]:
-    """By what the best weights are chosen: how they fare among the teammates of the training, never of the test."""
-    prefix = "train_" if "train_return" in scores else ""
-    return tuple(scores[prefix + name] for name in ("win_rate", "return") if prefix + name in scores)
-
-
 def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | None:
     """The prior VAE asked for, or one learned now from play of the teammates; its folder is recorded."""
     if args.model != "omg":
@@ -629,7 +623,9 @@ def train(args: Args, run: Run) -> None:
         # evaluation
         if run.evaluation_due():
             scores = evaluate(args, nets, args.eval_episodes, eval_seed)
-            run.evaluated(scores, rank=rank(scores))
+            # by how they fare among the teammates of the training, never of the test
+            prefix = "train_" if "train_return" in scores else ""
+            run.evaluated(scores, by=(f"{prefix}win_rate", f"{prefix}return"))
             run.clock("eval")
 
         # logging
