@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 
 import envs
 import pretrain_vae
@@ -346,13 +347,13 @@ def losses(args: Args, nets: Networks, target_q: QNetwork, prior: Prior | None, 
         goal = {"random": noise, "zero": torch.zeros_like(mean)}.get(args.subgoal, drawn).detach()
         aim = None
         if args.model == "omg":
-            taken, aim, log = look_ahead(args, nets.q, prior, mb, x.detach(), goal, mean.detach())
+            _, aim, log = look_ahead(args, nets.q, prior, mb, x.detach(), goal, mean.detach())
             mixed = torch.rand(len(x), generator=rng) < (1.0 if args.subgoal == "oracle" else share)
+            if args.subgoal == "oracle" or (args.subgoal == "inferred" and args.mixing == "q"):
+                goal = torch.where(mixed[:, None], aim[0], goal)
             if args.mixing == "kl":  # the others aim at what was inferred in play
                 played = (mb["mean"], mb["log_var"])
                 aim = tuple(torch.where(mixed[:, None], *pair) for pair in zip(aim, played, strict=True))
-            if args.subgoal == "oracle" or (args.subgoal == "inferred" and args.mixing == "q"):
-                goal = torch.where(mixed[:, None], taken, goal)
         model_part, more = model_loss(args, nets, mb, drawn, inferred, aim)
         log |= more
 
@@ -383,9 +384,9 @@ def losses(args: Args, nets: Networks, target_q: QNetwork, prior: Prior | None, 
 
 @torch.no_grad()
 def look_ahead(args: Args, q: QNetwork, prior: Prior, mb: dict, x, goal, inferred_mean) -> tuple:
-    """The selected subgoal (R, G) of each step, its mean and log variance, and what there is to log: how often the
-    state nearest to the inferred subgoal is the selected one, and how much higher its value is than that of the
-    inferred one."""
+    """The place (R,) of the state selected at each step, mean and log variance of its subgoal, and what there is to
+    log: how often the state nearest to the inferred subgoal is the selected one, and how much higher its value is than
+    that of the inferred one."""
     means, log_vars, usable = embed(prior, mb)
     at, takable = candidates(mb["place"], usable, mb["alive"].shape[1], args.horizon)
     q_values, memories = q(x, goal, mb["sizes"])  # memories as in play
@@ -401,7 +402,7 @@ def look_ahead(args: Args, q: QNetwork, prior: Prior, mb: dict, x, goal, inferre
     log = {"goal/hit_ratio": (nearest == taken)[acted].float().mean(), "goal/value_gain": gain[acted].mean()}
     log |= {"goal/chance": (1 / takable.sum(1))[acted].mean(), "goal/value_spread": spread[acted].mean()}
     log["goal/steps_ahead"] = taken[acted].float().mean()
-    return means[place], (means[place], log_vars[place]), log
+    return place, (means[place], log_vars[place]), log
 
 
 def update(args: Args, nets, target_q, prior, optimizer, replay, count, share, num_actions, data_rng, rng) -> dict:
@@ -421,6 +422,31 @@ def update(args: Args, nets, target_q, prior, optimizer, replay, count, share, n
         for name, x in (log | {"losses/grad_norm": norm}).items():
             logs.setdefault(name, []).append(x.item())
     return {name: float(np.mean(values)) for name, values in logs.items()}
+
+
+@torch.no_grad()
+def draw_subgoals(path: Path, args: Args, nets: Networks, prior: Prior, mb: dict) -> None:
+    """Some steps: the state that was selected, and what the prior's decoder draws from its subgoal and from the
+    inferred one, as standardised features."""
+    mean, _, _ = nets.inference(mb["obs"], mb["last_obs"], mb["others"], mb["last_action"], mb["sizes"])
+    x = nets.q.see(mb["obs"], mb["last_action"], mb["seat"], mb["others"])
+    place, (selected, _), log = look_ahead(args, nets.q, prior, mb, x, mean, mean)
+    seen = mb["state"].flatten(0, 1)
+    if not prior.obs_is_state:
+        seen = torch.zeros(len(seen), mb["obs"].shape[1]).index_copy(0, mb["place"], mb["obs"])
+    models, acted = prior.models, mb["acted"].nonzero()[:, 0]
+    shown = acted[torch.linspace(0, len(acted) - 1, 16).long()]
+    came = (seen[place[shown]][:, : len(models.mean)] - models.mean) / models.std
+    drawn = [came, models.space.decoder(selected[shown]), models.space.decoder(mean[shown])]
+    errors = [(picture - came).pow(2).mean().item() for picture in drawn]
+    figure = Figure(figsize=(8, 7), layout="constrained")
+    names = ("selected state", "drawn from its subgoal", "drawn from the inferred subgoal")
+    for axes, picture, name, error in zip(figure.subplots(3, 1), drawn, names, errors, strict=True):
+        axes.imshow(picture.numpy(), aspect="auto", cmap="coolwarm", vmin=-2, vmax=2)
+        axes.set(title=f"{name}: mean squared error {error:.3f}", ylabel="step", xlabel="feature")
+    hits = f"nearest candidate is the selected one: {log['goal/hit_ratio']:.2f} (guessing: {log['goal/chance']:.2f})"
+    figure.suptitle(hits, fontsize=9)
+    figure.savefig(path, dpi=100)
 
 
 # playing and evaluating
@@ -633,6 +659,8 @@ def train(args: Args, run: Run) -> None:
             run.log(scalars | {"charts/epsilon": play.learner.epsilon, "charts/replay_episodes": len(replay)})
 
     # result
+    if prior and len(replay):
+        draw_subgoals(run.dir / "subgoals.png", args, nets, prior, sample(args, replay, game.num_actions, data_rng))
     results = {"eval": evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)}
     if run.load_best():
         results["eval_best"] = evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)

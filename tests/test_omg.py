@@ -402,6 +402,7 @@ def test_every_variant_trains_and_plays(teammates, priors, variant, tmp_path, ca
     flags = [flag.format(obs=priors[False], state=priors[True]) for flag in VARIANTS[variant]]
     flags += ["--env-id", "smac-3m", "--teammates", teammates, "--run-dir", str(tmp_path / "run"), "--goal-size", "8"]
     assert main(omg.Args, omg.train, [*flags, *TINY, "--total-timesteps", "256"]) == 0, capsys.readouterr().err
+    assert (tmp_path / "run/subgoals.png").exists() == ("--vae-ckpt" in flags)
     env = envs.make("smac-3m", num_envs=2, seed=3)
     policy = load_policy(str(tmp_path / "run"), env, 1, seed=1)
     actions = env.legal.argmax(2)
