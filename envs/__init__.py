@@ -16,14 +16,33 @@ import contextlib
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numba
-
 from envs.errors import ConfigError
+
+
+def _end_imports_quietly() -> None:
+    """Ctrl-C while a program imports, which takes seconds, is one line: for this the scripts import envs first."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        code = trace.tb_next.tb_frame.f_code if trace and trace.tb_next else None  # below the program itself
+        importing = code and (code.co_name == "<module>" or "importlib" in code.co_filename)
+        if importing and issubclass(kind, KeyboardInterrupt):
+            print("stopped: there is nothing to save", flush=True)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = show
+
+
+_end_imports_quietly()
+
+import numba  # noqa: E402  (takes a while)
 
 __all__ = ["ConfigError", "game", "ids", "make", "make_vec", "parallel_env", "smac_env", "spec"]
 
