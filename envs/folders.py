@@ -23,7 +23,7 @@ class RunFolder:
 
     def __init__(self, path: Path, args: Any, script: Path, started_in: Path, made: bool = False):
         self.path, self.args, self.script, self.made = path, args, script, made
-        self.started_in = started_in
+        self.started_in, self.is_new = started_in, not (path / "args.json").exists()
         self.code_version = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
         self.facts: dict[str, Any] = {}
         self.saved: tuple[Tensors, Tensors, dict[str, Any]] | None = None

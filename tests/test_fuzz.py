@@ -7,15 +7,17 @@ docs/reliability.md says which promise which test holds.
 """
 
 import contextlib
+import ctypes
 import functools
 import io
 import itertools
 import json
 import os
 import random
-import resource
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +38,7 @@ from envs.guard import guarded
 from envs.run import load_script
 
 pytestmark = FORK
+resource = pytest.importorskip("resource")  # not on Windows
 OFFLINE = {"pretrain_vae.py": "train", "train_world_model.py": "train", "test_obs_reward_model.py": "report"}
 TINY = {
     "pretrain_vae.py": ["--num-steps", "400", "--epochs", "1", "--hidden-size", "16", "--vae-hidden-size", "16",
@@ -44,7 +47,7 @@ TINY = {
     "test_obs_reward_model.py": ["--checkpoint", "{world}", "--num-transitions", "200", "--no-pictures"],
 }  # fmt: skip
 MEMORY = 6 * 2**30  # bytes that a child may have
-PATIENCE = 60.0  # seconds for a child that should end by itself
+PATIENCE = 300.0  # seconds for a child that should end by itself
 
 
 def few_or_all(few: int):
@@ -147,6 +150,7 @@ class Problems(list):
         self.count += 1
         if what:
             self.append(f"{case}: {what}")
+            print(self[-1])
 
     def __exit__(self, kind, *_):
         print(f"{self.count} cases")
@@ -208,9 +212,9 @@ class KillAt:
     def hear(self, event: str, args: tuple) -> None:
         if self.busy or event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"):
             return
-        if not str(args[0]).startswith(self.folder) or (
-            event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR)
-        ):
+        if event == "open" and not (args[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+            return
+        if not os.path.abspath(str(args[0])).startswith(self.folder):
             return
         self.left -= 1
         if self.left == 0:
@@ -608,3 +612,215 @@ def test_unusable_paths(script, tmp_path):
             ended = forked(script, [*(argv or tiny(script)), setting, text], tmp_path, cwd=ROOT)
             problems.note((setting, path), complaint(ended, (2,)))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+# the world around
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "pretrain_vae.py", "train_world_model.py"])
+def test_two_starts_at_once(script, tmp_path):
+    """In the same second, with the same words: two folders, the same bits."""
+    here, stop_the_clock = tmp_path / "here", lambda: setattr(time, "time", lambda: 1_700_000_000.0)
+    if script in SCRIPTS:
+        whole_run(script)
+    for folder in (here, tmp_path / "1", tmp_path / "2"):
+        folder.mkdir()
+    words = [*tiny(script), *([] if script in SCRIPTS else ["--out-dir", "out"])]
+    pids = [start(script, words, tmp_path / name, stop_the_clock, cwd=here) for name in ("1", "2")]
+    for pid, name in zip(pids, ("1", "2"), strict=True):
+        ended = end(pid, tmp_path / name)
+        assert not complaint(ended, (0,)), ended
+    made = sorted(here.glob("runs/*" if script in SCRIPTS else "out/*__*"))
+    assert len(made) == 2
+    if script in SCRIPTS:
+        assert not any(difference(folder, whole_run(script)) for folder in made)
+    else:
+        one, two = (path.read_bytes() for path in here.glob("out/*__*/**/weights.safetensors"))
+        assert one == two
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *OFFLINE, "evaluate.py"])
+def test_a_disk_that_is_full(script, tmp_path):
+    """One line, exit code 1 (2 if it shows before any work), and whatever was whole stays whole."""
+    place = [PLACES[script][0], str(tmp_path / f"x{ENDINGS.get(PLACES[script][0], '')}")]
+    if script in SCRIPTS:
+        whole_run(script)
+    words = [*(tiny(script) if script != "evaluate.py" else ["--episodes", "8"]), *place]
+    with Problems() as problems:
+        for most in (10, 700, 9000, 60_000):  # bytes of the largest file
+            limit = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
+            pid = start(script, words, tmp_path, lambda limit=limit: (silence(tmp_path), limit()))
+            ended = end(pid, tmp_path)
+            what = complaint(ended, (0, 1, 2))
+            for last in tmp_path.glob("x/checkpoints/*"):
+                if last.name in ("last", "previous", "best") and not checkpoints.is_whole(last):
+                    what = what or f"{last} is not whole"
+            problems.note(most, what)
+            for left in tmp_path.glob("x*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def silence(folder: Path) -> None:
+    """Output goes into pipes, which no limit of files' sizes concerns: a child of this child writes it down."""
+    for number, name in ((1, "out"), (2, "err")):
+        reader, writer = os.pipe()
+        if not os.fork():
+            os.close(writer)
+            with open(reader, "rb") as pipe, open(folder / f"{name}.txt", "wb") as file:
+                for line in pipe:
+                    file.write(line)
+                    file.flush()
+            os._exit(0)
+        os.close(reader)
+        os.dup2(writer, number)
+        os.close(writer)
+
+
+def command(script: str, argv: list[str], cwd: Path) -> subprocess.Popen:
+    """A new process, as a user starts it."""
+    words, pipe = [sys.executable, str(ROOT / script), *argv], subprocess.PIPE
+    return subprocess.Popen(words, cwd=cwd, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("seconds", [0.3, pytest.param(1.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("script", ["ppo_baseline.py", *(pytest.param(x, marks=pytest.mark.slow) for x in EVERY[1:])])
+def test_ctrl_c_at_the_start(script, seconds, tmp_path):
+    """While Python still imports: one line, no traceback, nothing left behind."""
+    process = command(script, tiny(script) if script != "evaluate.py" else [], tmp_path)
+    await_import(process)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT) and not err
+    assert re.search("^stopped", out, re.M) and not list(tmp_path.iterdir())
+
+
+def await_import(process: subprocess.Popen) -> None:
+    """Wait until a new process has come to its imports: numba's libraries are there."""
+    maps, deadline = Path(f"/proc/{process.pid}/maps"), time.monotonic() + PATIENCE
+    if not maps.exists():
+        pytest.skip("no /proc")
+    while "llvmlite" not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.slow  # compiles everything
+def test_a_checkout_and_a_home_that_cannot_be_written(tmp_path):
+    """Nor a folder for compiled code: it compiles into a temporary folder and runs."""
+    project, home, work = (tmp_path / name for name in ("project", "home", "work"))
+    shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "vae_ckpts", "docs"))
+    home.mkdir()
+    work.mkdir()
+    for folder in (home, project, *(path for path in project.rglob("*") if path.is_dir())):
+        folder.chmod(0o555)
+    environment = {"HOME": str(home), "TMPDIR": str(work), "PYTHONPATH": str(project)}
+    argv = ["--num-envs", "4", "--num-steps", "4", "--total-timesteps", "32", "--eval-every", "0"]
+    for place, words in (
+        ("", ["--final-eval-episodes", "4"]),
+        (str(home / "cache"), ["--run-dir", str(project / "x")]),
+    ):
+        process = subprocess.Popen(
+            [sys.executable, str(project / "ppo_baseline.py"), *argv, *words], cwd=work, text=True,
+            env=os.environ | environment | {"NUMBA_CACHE_DIR": place}, preexec_fn=obey_permissions,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        out, err = process.communicate(timeout=900)
+        if place:
+            assert process.returncode == 2 and err.count("\n") == 1 and "cannot be made: Permission denied" in err
+        else:
+            assert process.returncode == 0 and "finished in" in out and "Traceback" not in err, err
+    assert not list(home.iterdir())
+    assert not [path for path in work.iterdir() if path.name.startswith("hopplus-numba")], "compiled code was left"
+
+
+def obey_permissions() -> None:
+    """Root, too, writes only where it may (Linux: without the capability to override)."""
+    if os.geteuid() == 0:
+        ctypes.CDLL(None).prctl(24, 1)
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, *OFFLINE, "evaluate.py"])
+def test_output_that_nobody_reads(script, tmp_path):
+    """`| head -1`, or no output at all: the work goes on to its end."""
+
+    def close() -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        for number in (1, 2):
+            os.dup2(writer, number)
+
+    place = [PLACES[script][0], str(tmp_path / f"x{ENDINGS.get(PLACES[script][0], '')}")]
+    if script in SCRIPTS:
+        whole_run(script)
+    words = [*(tiny(script) if script != "evaluate.py" else ["--episodes", "8"]), *place]
+    assert forked(script, words, tmp_path, close).code == 0
+    if script in SCRIPTS:
+        assert not difference(tmp_path / "x", whole_run(script))
+    else:
+        assert list(tmp_path.glob("x*"))
+
+
+def await_guard(pid: int) -> None:
+    """Wait until a child hears SIGTERM."""
+    status, deadline = Path(f"/proc/{pid}/status"), time.monotonic() + PATIENCE
+    if not status.exists():
+        pytest.skip("no /proc")
+    while not int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16) >> (signal.SIGTERM - 1) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("script", ["pretrain_vae.py", "train_world_model.py", "evaluate.py", "sweep.py"])
+def test_stop_signals_of_scripts_without_a_run_folder(script, number, tmp_path):
+    """One line, exit code 128 + n; what is half done is not taken for a checkpoint."""
+    words = {"evaluate.py": ["--episodes", "4000000"], "sweep.py": ["run", "experiments/smoke.toml"]}.get(script)
+    place = {"evaluate.py": [], "sweep.py": ["--runs-dir", str(tmp_path / "runs")]}.get(script)
+    words = [
+        *(words or [*TINY[script], "--epochs", "1000000"]),
+        *(place or ["--out-dir", str(tmp_path / "out")] * (not words)),
+    ]
+    pid = start(script, words, tmp_path, cwd=ROOT)
+    await_guard(pid)
+    time.sleep(0.3)
+    os.kill(pid, number)
+    ended = end(pid, tmp_path)
+    assert not complaint(ended, (128 + number,)), ended
+    assert "stopped" in ended.out and not ended.err
+    assert not list(tmp_path.glob("out/*__*/**/spec.json"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_resumed_in_another_folder(script, tmp_path):
+    """Relative paths among the settings are meant from where the run began."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away):
+        folder.mkdir()
+    words = tiny(script)
+    for k, word in enumerate(words):
+        if Path(word).is_dir():
+            shutil.copytree(word, home / f"model{k}")
+            words[k] = f"model{k}"
+    changes = random.Random(script).randint(30, 60)
+    folder = tmp_path / "x"
+    whole_run(script)
+    ended = forked(script, ["--run-dir", "../x", *words], tmp_path, KillAt(changes, folder), cwd=home)
+    assert ended.code == -signal.SIGKILL, ended
+    ended = forked(script, ["--resume", "../x"], tmp_path, cwd=away)
+    assert not complaint(ended, (0,)), ended
+    assert not difference(folder, whole_run(script))
+
+
+# the table of promises
+
+
+def test_every_test_that_docs_name_is_there():
+    text = (ROOT / "docs/reliability.md").read_text()
+    named = re.findall(r"`(test_\w+)\.py::(test_\w+)`", text)
+    assert len(named) > 30
+    for file, test in named:
+        assert re.search(rf"^def {test}\(", (ROOT / f"tests/{file}.py").read_text(), re.M), f"{file}.py::{test}"
+    mine = re.findall(r"^def (test_\w+)\(", Path(__file__).read_text(), re.M)
+    assert {test for file, test in named if file == "test_fuzz"} >= set(mine) - {
+        "test_every_test_that_docs_name_is_there"
+    }
