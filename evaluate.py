@@ -22,6 +22,9 @@ it believes of rule-based players whose goals are known, and whether it can be t
 agents (seeds of one kind) and pool them, each in games of its own.
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import csv
 import json
 import os
@@ -33,8 +36,8 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-import envs
 from envs.checkpoints import read_json
+from envs.folders import check_output
 from envs.grid import ITEM, PLAYERS
 from envs.players import RulePlayers
 from envs.players import names as rule_names
@@ -547,13 +550,11 @@ def check_outputs(args: Args) -> None:
     """Whatever is to be written can be: asked before any work is done."""
     endings = {"json": (".json",), "csv": (".csv",), "gif": (".gif",), "plot": (".png", ".pdf", ".svg")}
     for name, known in endings.items():
-        path = Path(getattr(args, name) or f"x{known[0]}")
-        if not path.parent.is_dir():
-            raise envs.ConfigError(f"--{name} {path}: there is no folder '{path.parent}'")
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise envs.ConfigError(f"--{name} {path} cannot be written")
-        if path.suffix not in known:
+        path = getattr(args, name)
+        if path and Path(path).suffix not in known:
             raise envs.ConfigError(f"--{name} {path} must end in {' or '.join(known)}")
+        if path:
+            check_output(f"--{name}", path)
 
 
 def main(args: Args) -> None:

@@ -18,6 +18,9 @@ knows values among players that self-play never shows.
 A missing offline checkpoint (pretrain_vae.py) is made first. docs/hopplus.md tells the method and its results.
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,6 @@ import torch.nn as nn
 import tyro
 from numba import njit
 
-import envs
 import pretrain_vae
 from envs import trees as forest
 from envs.checkpoints import Kept

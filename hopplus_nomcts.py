@@ -15,6 +15,9 @@ steps and on games that go on in the world model alone.
 Missing offline checkpoints (pretrain_vae.py, train_world_model.py) are made first. docs/hopplus_nomcts.md tells more.
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +28,6 @@ import torch
 import torch.nn as nn
 import tyro
 
-import envs
 import pretrain_vae
 import train_world_model
 from envs import trees as forest

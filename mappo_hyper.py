@@ -16,6 +16,9 @@ normalisation of the policy; time running out bootstraps, an end by the rules do
     python mappo_hyper.py --resume runs/smac-3m__mappo_hyper__1__1700000000
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import copy
 import sys
 from dataclasses import dataclass
@@ -28,7 +31,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 
-import envs
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import TeamGame, make_env, play_team
 
@@ -608,7 +610,8 @@ def estimate(args: Args, outcome: Tensors, next_values: torch.Tensor, mask: torc
 def normalise(advantages: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
     """advantages (T, B, V) with mean 0 and deviation 1 over those who were there to act, alive (T, B, N)."""
     acted = advantages.expand_as(alive)[alive]
-    return (advantages - acted.mean()) / (acted.std() + 1e-8)
+    spread = acted.std() if len(acted) > 1 else 1.0  # of a single one there is none
+    return (advantages - acted.mean()) / (spread + 1e-8)
 
 
 def mean_square(codes: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

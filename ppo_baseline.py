@@ -11,6 +11,9 @@ in no loss, mean or normalisation; time running out bootstraps, an end by the ru
     python ppo_baseline.py --resume runs/msh-4h1s-4x4__ppo_baseline__1__1700000000
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 
-import envs
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
 from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, main, read_weights
 from envs.sight import Things, embedding_table, linear, sum_of_embeddings

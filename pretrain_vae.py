@@ -18,6 +18,9 @@ these very networks and go on training them in their games. docs/offline_models.
 
 from __future__ import annotations
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import csv
 import sys
 import time
@@ -35,7 +38,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-import envs
 from envs import ConfigError
 from envs.grid import FIRST_INTERACTION, EnvSpec, GridGame
 from envs.offline import (

@@ -13,6 +13,9 @@ returns. A fallen agent is in no value; time running out bootstraps, an end by t
     python qmix.py --resume runs/smac-3m__qmix__1__1700000000
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import copy
 import sys
 from dataclasses import dataclass, fields
@@ -24,7 +27,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-import envs
 from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
 from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team

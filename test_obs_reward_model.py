@@ -10,7 +10,9 @@ makes fresh data with rule-based players; pictures go to the checkpoint's folder
 
 from __future__ import annotations
 
-import json
+from envs import ConfigError  # first: from here on Ctrl-C is one line
+
+# isort: split
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ import numpy as np
 import torch
 import tyro
 
-from envs import ConfigError
+from envs.checkpoints import write_json
+from envs.folders import check_output
 from envs.offline import main
 from envs.recording import collect_transitions, load_transitions
 from envs.run import Positive, Range, Whole, check_ranges
@@ -173,6 +176,8 @@ def draw_growth(path: Path, growth: dict[str, list[float]]) -> None:
 
 def report(args: Args) -> dict[str, Any]:
     check_ranges(args)
+    if args.json:
+        check_output("--json", args.json)
     torch.set_num_threads(args.torch_threads)
 
     # model
@@ -218,11 +223,7 @@ def report(args: Args) -> dict[str, Any]:
     # files
     scores |= {"imagined": growth, "calibration_error": float(calibration["ece"]), "checkpoint": str(folder)}
     if args.json:
-        try:
-            text = json.dumps(scores, indent=2, default=float).replace("NaN", "null")
-            Path(args.json).write_text(text + "\n")
-        except OSError as error:
-            raise ConfigError(f"cannot write '{args.json}': {error.strerror}") from None
+        write_json(Path(args.json), scores)
     if args.pictures:
         tag = f"_{args.tag}" if args.tag else ""
         draw_triplets(folder / f"soft_triplets{tag}.png", model, data)

@@ -17,6 +17,9 @@ goes to vae_ckpts/world_model__<unix time>/; test_obs_reward_model.py judges and
 
 from __future__ import annotations
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import json
 import sys
 import time
@@ -33,7 +36,6 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-import envs
 from envs import ConfigError
 from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
 from envs.offline import (

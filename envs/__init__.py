@@ -16,14 +16,33 @@ import contextlib
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numba
-
 from envs.errors import ConfigError
+
+
+def _end_imports_quietly() -> None:
+    """Ctrl-C while a program imports, which takes seconds, is one line: for this the scripts import envs first."""
+    before = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        code = trace.tb_next.tb_frame.f_code if trace and trace.tb_next else None  # below the program itself
+        importing = code and (code.co_name == "<module>" or "importlib" in code.co_filename)
+        if importing and issubclass(kind, KeyboardInterrupt):
+            print("stopped: there is nothing to save", flush=True)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = show
+
+
+_end_imports_quietly()
+
+import numba  # noqa: E402  (takes a while)
 
 __all__ = ["ConfigError", "game", "ids", "make", "make_vec", "parallel_env", "smac_env", "spec"]
 
@@ -31,23 +50,21 @@ __all__ = ["ConfigError", "game", "ids", "make", "make_vec", "parallel_env", "sm
 def _fresh_compiled_code() -> None:
     """Key numba's cache by the text of all compiled files: numba itself only sees changes in the file of the outer
     function, so an edit to a rule that another file calls would go on running as it was."""
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
-    here, text = Path(__file__).parent, hashlib.sha256()
+    here, text, given = Path(__file__).parent, hashlib.sha256(), os.environ.get("NUMBA_CACHE_DIR")
     for source in sorted(here.rglob("*.py")):
         content = source.read_bytes()
         if b"njit" in content and source != Path(__file__):
             text.update(content)
-    cache = here / "__pycache__" / f"numba-{text.hexdigest()[:12]}"
+    cache = Path(given or here / "__pycache__" / f"numba-{text.hexdigest()[:12]}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):
             pass
-    except OSError:  # a read-only installation: compile for this process alone
+    except OSError:  # a place that cannot be written: compile for this process alone
         cache = Path(tempfile.mkdtemp(prefix="hopplus-numba-"))
         atexit.register(shutil.rmtree, cache, ignore_errors=True)
     setattr(numba.config, "CACHE_DIR", str(cache))  # noqa: B010  (numba makes its settings at run time)
-    for old in cache.parent.glob("numba-*"):
+    for old in [] if given else cache.parent.glob("numba-*"):
         with contextlib.suppress(OSError):  # another process may be doing the same
             if old != cache and time.time() - old.stat().st_mtime > 86_400:  # nothing that runs now still reads it
                 shutil.rmtree(old, ignore_errors=True)

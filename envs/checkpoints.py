@@ -117,20 +117,12 @@ def write_checkpoint(target: Path, weights: Tensors, resume: Tensors | None, spe
     Nothing is removed before the new one stands whole under `target.new`; `repair` knows the gap between the moves.
     """
     refuse_non_finite(weights, "the weights", FloatingPointError)
-    contents = {WEIGHTS: to_bytes(weights)}
-    if resume is not None:
-        contents[RESUME] = to_bytes(resume)
-    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-
     if not target.parent.is_dir():
         system.make_folder(target.parent)
     draft = target.with_name(target.name + ".new")
     system.remove(draft)
     system.make_folder(draft)
-    for name, content in contents.items():
-        system.write_file(draft / name, content)
-    spec = plain(spec)
-    write_json(draft / SPEC, spec | {"sha256": checksums | {SPEC: digest_of(spec)}})
+    write_files(draft, {WEIGHTS: weights} if resume is None else {WEIGHTS: weights, RESUME: resume}, spec)
     system.sync_folder(draft)
 
     if target.exists():
@@ -140,6 +132,17 @@ def write_checkpoint(target: Path, weights: Tensors, resume: Tensors | None, spe
         system.move(target, kept)
     system.move(draft, target)
     remove_old(target.parent)
+
+
+def write_files(folder: Path, files: dict[str, Tensors], spec: dict[str, Any]) -> None:
+    """The files of a checkpoint and, last, its spec with the checksums of all of them."""
+    sums = {}
+    for name, tensors in files.items():
+        content = to_bytes(tensors)
+        system.write_file(folder / name, content)
+        sums[name] = hashlib.sha256(content).hexdigest()
+    spec = plain(spec)
+    write_json(folder / SPEC, spec | {"sha256": sums | {SPEC: digest_of(spec)}})
 
 
 def remove_old(folder: Path) -> None:
@@ -171,9 +174,13 @@ def read_spec(folder: Path, resume: bool = False) -> dict[str, Any]:
         types |= {"iteration": int, "wall_time": (int, float), "next_eval": int, "best": (list, type(None))}
         types |= {"time": dict, "metrics": str}
     spec = read_json(folder / SPEC, **types)
+    check_sum(folder, spec)
+    return spec
+
+
+def check_sum(folder: Path, spec: dict[str, Any]) -> None:
     if digest_of(spec) != spec["sha256"].get(SPEC):
         raise ConfigError(f"'{folder / SPEC}' is damaged: its content is not that which was written")
-    return spec
 
 
 def read_checkpoint(folder: Path, resume: bool = False) -> tuple[Tensors, Tensors, dict[str, Any]]:
@@ -336,6 +343,8 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, saved: Tensors) -> None:
         parameter = parameters[int(number)]
         if x.dim() and x.shape != parameter.shape:
             raise ValueError(f"{name} of parameter {number} has shape {tuple(x.shape)}, not {tuple(parameter.shape)}")
+        if not x.dim() and not x >= 0:  # torch takes roots of powers of the count of steps
+            raise ValueError(f"{name} of parameter {number} is {x.item()}")
         optimizer.state[parameter][name] = x.to(parameter.device) if x.dim() or on_device else x
 
 

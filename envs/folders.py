@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import re
 import time
 from dataclasses import asdict, fields, replace
@@ -23,7 +24,7 @@ class RunFolder:
 
     def __init__(self, path: Path, args: Any, script: Path, started_in: Path, made: bool = False):
         self.path, self.args, self.script, self.made = path, args, script, made
-        self.started_in = started_in
+        self.started_in, self.is_new = started_in, not (path / "args.json").exists()
         self.code_version = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
         self.facts: dict[str, Any] = {}
         self.saved: tuple[Tensors, Tensors, dict[str, Any]] | None = None
@@ -150,7 +151,8 @@ def check_same_run(spec: dict[str, Any], known: dict[str, Any], folder: RunFolde
     for name, value in known.items():
         value = list(value) if isinstance(value, tuple) else value
         if then.get(name) != value:
-            raise ConfigError(f"'{where}' is of another run: its {name} is {then.get(name)!r}, here it is {value!r}")
+            said = f"its {name} is {then.get(name)!r}, here it is {value!r}"
+            raise ConfigError(f"'{where}' is of another run than args.json: {said}")
     most, each = folder.args.num_iterations, folder.args.batch_size
     if not 1 <= spec["iteration"] <= most or spec["global_step"] != spec["iteration"] * each:
         at = f"it is of iteration {spec['iteration']} and step {spec['global_step']}"
@@ -158,6 +160,21 @@ def check_same_run(spec: dict[str, Any], known: dict[str, Any], folder: RunFolde
     if spec["code_version"] != folder.code_version:
         versions = f"code version {spec['code_version']} then, {folder.code_version} now"
         print(f"note: {folder.script.name} has changed since this run was saved ({versions})", flush=True)
+
+
+def check_output(setting: str, text: str | Path) -> None:
+    """ConfigError unless a file can be written at a path: asked before the work that it is for."""
+    path = Path(text)
+    draft = path.with_name(f"{path.name}.tmp")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{setting} {path}: there is no folder '{path.parent}'")
+    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+        raise ConfigError(f"{setting} {path} cannot be written: it is a folder or read-only")
+    try:
+        system.write_file(draft, b"")
+        system.remove(draft)
+    except OSError as error:
+        raise ConfigError(f"{setting} {path} cannot be written: {error.strerror}") from None
 
 
 # relative paths among the settings

@@ -1,7 +1,7 @@
 """Checkpoints of the offline scripts under vae_ckpts/: folders, specs and weights, checked before they are used.
 
-A checkpoint is a folder with weights.safetensors and a spec.json that says what made it and for which game. The spec is
-written last: without it a folder belongs to a run that did not finish.
+A checkpoint is a folder with weights.safetensors and a spec.json that says what made it, for which game, and the
+checksums of both. The spec is written last: without it a folder belongs to a run that did not finish.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -20,9 +19,9 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
-from safetensors.torch import save_file
 from torch import nn
 
+from envs.checkpoints import SPEC, WEIGHTS, check_sum, read_json, read_tensors, refuse_non_finite, write_files
 from envs.errors import ConfigError
 from envs.grid import EnvSpec
 from envs.recording import check_game, game_part, one_line
@@ -31,17 +30,15 @@ from envs.run import fail, guarded, parse
 
 def read_spec(folder: Path, kind: str, spec: EnvSpec | None = None, obs_is_state: bool = False) -> dict[str, Any]:
     """The spec of a checkpoint folder; ConfigError in one sentence if it is of another kind, or not for this env."""
-    path = folder / "spec.json"
-    try:
-        text = path.read_bytes()
-        found = json.loads(text) if len(text) < 10_000_000 else None
-    except FileNotFoundError:
-        raise ConfigError(f"'{folder}' is no checkpoint: it has no spec.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"'{path}' cannot be read: {one_line(error)}") from None
-    found_kind = found.get("kind") if isinstance(found, dict) else None
-    if not isinstance(found, dict) or found_kind != kind:
-        raise ConfigError(f"'{folder}' holds a checkpoint of kind {str(found_kind)[:50]!r}, not {kind!r}")
+    if not (folder / SPEC).exists():
+        raise ConfigError(f"'{folder}' is no checkpoint: it has no spec.json")
+    found = read_json(folder / SPEC)
+    if found.get("kind") != kind:
+        raise ConfigError(f"'{folder}' holds a checkpoint of kind {str(found.get('kind'))[:50]!r}, not {kind!r}")
+    if "sha256" in found:  # version 0.2.0 wrote none
+        read_json(folder / SPEC, sha256=dict)
+        check_sum(folder, found)
+        read_tensors(folder / WEIGHTS, found["sha256"].get(WEIGHTS))
     if spec is not None:
         check_game("checkpoint was trained", found, spec, obs_is_state)
     return found
@@ -97,11 +94,9 @@ def describe(kind: str, script: str, args: Any, spec: EnvSpec, obs_is_state: boo
 
 
 def save_checkpoint(folder: Path, model: nn.Module, spec: dict[str, Any]) -> None:
-    """weights.safetensors and spec.json, each written under another name first; spec.json last: it means complete."""
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / ".weights.tmp")
-    (folder / ".weights.tmp").replace(folder / "weights.safetensors")
-    (folder / ".spec.tmp").write_text(json.dumps(spec, indent=2) + "\n")
-    (folder / ".spec.tmp").replace(folder / "spec.json")
+    """weights.safetensors and, last, spec.json: it means complete."""
+    refuse_non_finite(model.state_dict(), "the weights", FloatingPointError)
+    write_files(folder, {WEIGHTS: model.state_dict()}, spec)
 
 
 def fresh_folder(out_dir: str | Path, name: str) -> Path:

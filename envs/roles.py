@@ -58,7 +58,8 @@ def read_spec(checkpoint: Path, env: Any) -> dict[str, Any]:
 
 
 def load_function(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
-    """The function `wanted` of the script that made a checkpoint: in the current folder or in the project's root."""
+    """The function `wanted` of the script that made a checkpoint, given that: in the current folder or in the project's
+    root."""
     name = Path(str(spec["script"])).name
     places = [folder / name for folder in (Path.cwd(), PROJECT)]
     script = next((path for path in places if path.is_file()), None)
@@ -68,7 +69,17 @@ def load_function(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
     module = load_script(script)
     if not hasattr(module, wanted):
         raise ConfigError(f"{name} has no {wanted}, so its checkpoint '{checkpoint}' cannot play")
-    return getattr(module, wanted)
+
+    def load(*args: Any) -> Any:
+        try:
+            return getattr(module, wanted)(checkpoint, spec, *args)
+        except (ConfigError, MemoryError):
+            raise
+        except Exception as error:  # a spec that says what no run of this script says
+            what = f"{type(error).__name__}: {checkpoints.one_line(error)}"
+            raise ConfigError(f"checkpoint '{checkpoint}' does not fit {name}: {what}") from error
+
+    return load
 
 
 def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False) -> Any:
@@ -79,14 +90,14 @@ def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False)
     checkpoint = find_checkpoint(folder)
     spec = read_spec(checkpoint, env)
     load = load_function(checkpoint, spec, "load_policy")
-    return load(checkpoint, spec, env, seat, int(learner) if learner else None, seed, greedy)
+    return load(env, seat, int(learner) if learner else None, seed, greedy)
 
 
 def load_team(path: str, env: Any, seed: int, greedy: bool = False) -> Any:
     """The policies of all seats of `env` behind a checkpoint of a team: `act(env) -> (B, N)`, and `watch` as above."""
     checkpoint = find_checkpoint(path)
     spec = read_spec(checkpoint, env)
-    return load_function(checkpoint, spec, "load_team")(checkpoint, spec, env, seed, greedy)
+    return load_function(checkpoint, spec, "load_team")(env, seed, greedy)
 
 
 class Seats:

@@ -39,7 +39,7 @@ import tyro
 from torch import nn
 from tqdm import tqdm
 
-from envs import checkpoints
+from envs import checkpoints, system
 from envs.arguments import Count, Positive, Range, Rate, Share, Weight, Whole, check_ranges, parse
 from envs.checkpoints import load_weights, read_weights, write_checkpoint, write_json
 from envs.errors import ConfigError
@@ -120,6 +120,9 @@ def main(args_class: type[RunArgs], train: Callable[[Any, Run], None], argv: lis
         except Stop as stop:
             print(run.stopped(), flush=True)
             return 128 + stop.number
+        except ConfigError:
+            run.forget()
+            raise
         except FloatingPointError as error:
             print(f"stopped after step {run.steps_done}: {error}; {run.kept()}", file=sys.stderr)
             return 1
@@ -462,6 +465,11 @@ class Run:
         if not self.folder.about.exists():
             return f"stopped {self.stage}: there is nothing to save"
         return f"stopped {self.stage}: nothing is lost; go on with: {command}"
+
+    def forget(self) -> None:
+        """A run that could not begin leaves nothing behind."""
+        if self.metrics is None and self.folder.is_new:
+            system.remove(self.folder.about)
 
     def close(self) -> None:
         """End the logs and free the folder."""
