@@ -27,11 +27,12 @@ class RunFolder:
         self.facts: dict[str, Any] = {}
         self.saved: tuple[Tensors, Tensors, dict[str, Any]] | None = None
         try:
-            self.lock = system.lock(path / ".lock")
+            lock = system.lock(path / ".lock")
         except OSError as error:
             raise ConfigError(f"the run folder '{path}' cannot be written: {error.strerror}") from None
-        if self.lock is None:
+        if lock is None:
             raise ConfigError(f"'{path}' is in use: another process is at work on this very run")
+        self.lock = lock
 
     @property
     def about(self) -> Path:
@@ -178,7 +179,7 @@ def follow_paths(args: Any, started_in: Path) -> Any:
 def follow_path(entry: str, started_in: Path) -> str:
     """One entry of a setting, if it is a path that is there: runs/a, runs/a@2, smac-file:a.toml. A single word is one
     only if it is clear that no name is meant: a run folder, or a file with an ending."""
-    prefix, text, learner = re.fullmatch(r"(smac-file:)?(.*?)(@\d+)?", entry.strip(), re.DOTALL).groups("")
+    ((prefix, text, learner),) = re.findall(r"^(smac-file:)?(.*?)(@\d+)?\Z", entry.strip(), re.DOTALL)
     path = started_in / text
     if not text or Path(text).is_absolute() or not path.exists():
         return entry
