@@ -25,6 +25,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import envs
+from envs.devices import device_of, move
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
 from envs.team import TeamGame, make_env, play_team
 
@@ -113,7 +114,7 @@ class QNetwork(nn.Module):
     def forward(self, obs: torch.Tensor, last_action: torch.Tensor, memory: torch.Tensor | None = None):
         """obs (T, B, N, D), last action one-hot (T, B, N, A), memory (1, B N, H) or None before an episode
         -> values (T, B, N, A), memory"""
-        ids = torch.eye(self.num_agents).expand(*obs.shape[:2], -1, -1)
+        ids = torch.eye(self.num_agents, device=obs.device).expand(*obs.shape[:2], -1, -1)
         x = torch.relu(self.first(torch.cat([obs, last_action, ids], dim=3)))
         x, memory = self.gru(x.flatten(1, 2), memory)
         return self.head(x).view(*obs.shape[:3], -1), memory
@@ -190,14 +191,15 @@ class Replay:
         for name, column in episode.items():
             self.rows[name][first : first + length] = column
 
-    def sample(self, num: int, rng: np.random.Generator) -> Tensors:
+    def sample(self, num: int, rng: np.random.Generator, device: torch.device | str = "cpu") -> Tensors:
         """Columns (T + 1, E, ...) of `num` episodes, the shorter ones filled up with their last row; `valid` (T, E)."""
         first, length = self.episodes[rng.integers(len(self), size=num)].T
         step = np.arange(length.max() + 1)[:, None]
         at = first + np.minimum(step, length)
-        mb = {name: torch.from_numpy(rows[at]) for name, rows in self.rows.items()}
+        mb = {name: rows[at] for name, rows in self.rows.items()} | {"valid": step[:-1] < length}
+        mb = move(mb, device)
         mb |= {name: mb[name].float() for name in ("obs", "state")}
-        return mb | {"action": mb["action"].long(), "valid": torch.from_numpy(step[:-1] < length)}
+        return mb | {"action": mb["action"].long()}
 
     def get_state(self) -> dict[str, np.ndarray]:
         return self.rows | {"episodes": self.episodes, "position": self.position}
@@ -287,7 +289,8 @@ def update(args: Args, nets: Networks, target_nets: Networks, optimizer, replay:
     """The minibatches of one iteration; `count` (1,) of all minibatches says when the target copy is due."""
     log: dict[str, list[float]] = {}
     for _ in range(args.updates):
-        loss, stats = td_loss(args, nets, target_nets, replay.sample(args.batch_episodes, rng))
+        mb = replay.sample(args.batch_episodes, rng, device_of(nets))
+        loss, stats = td_loss(args, nets, target_nets, mb)
         optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(nets.parameters(), args.max_grad_norm)
@@ -313,16 +316,17 @@ class Team:
 
     def __init__(self, agent: QNetwork, game: TeamGame, seed: int):
         self.agent, self.game, self.epsilon = agent, game, 0.0
-        self.rng = torch.Generator().manual_seed(seed)
-        self.memory = torch.zeros(1, game.num_envs * game.num_agents, agent.hidden_size)
+        self.rng, self.device = torch.Generator().manual_seed(seed), device_of(agent)
+        self.memory = torch.zeros(1, game.num_envs * game.num_agents, agent.hidden_size, device=self.device)
         self.last_action = torch.zeros(game.num_envs, game.num_agents, game.num_actions)
 
     @torch.no_grad()
     def decide(self) -> tuple[Tensors, torch.Tensor]:
-        """What was seen and the actions (B, N)."""
+        """What was seen and the actions (B, N), on the CPU as the games are."""
         seen = self.game.observe()
-        q_values, self.memory = self.agent(seen["obs"][None], self.last_action[None], self.memory)
-        actions = q_values[0].masked_fill(~seen["legal"], -1e9).argmax(2)
+        obs, last_action = seen["obs"][None].to(self.device), self.last_action[None].to(self.device)
+        q_values, self.memory = self.agent(obs, last_action, self.memory)
+        actions = q_values[0].cpu().masked_fill(~seen["legal"], -1e9).argmax(2)
         if self.epsilon > 0.0:
             chances = torch.rand(seen["legal"].shape, generator=self.rng) * seen["legal"]
             explore = torch.rand(actions.shape, generator=self.rng) < self.epsilon
@@ -339,14 +343,15 @@ class Team:
         done = torch.from_numpy(info["done"])
         self.last_action = F.one_hot(torch.from_numpy(np.asarray(actions)).long(), self.game.num_actions).float()
         self.last_action[done] = 0.0
-        self.memory = self.memory * ~done.repeat_interleave(self.game.num_agents)[None, :, None]
+        self.memory = self.memory * ~done.repeat_interleave(self.game.num_agents)[None, :, None].to(self.device)
 
     def get_state(self) -> dict[str, np.ndarray]:
         saved = {"memory": self.memory, "last_action": self.last_action, "rng": self.rng.get_state()}
-        return {name: x.numpy() for name, x in saved.items()}
+        return {name: x.cpu().numpy() for name, x in saved.items()}
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
         self.memory, self.last_action = (torch.from_numpy(saved[name].copy()) for name in ("memory", "last_action"))
+        self.memory = self.memory.to(self.device)
         self.rng.set_state(torch.from_numpy(saved["rng"]))
 
 
@@ -391,7 +396,7 @@ def train(args: Args, run: Run) -> None:
     game = TeamGame(env)
 
     # networks and replay
-    nets = Networks(args, game, init_seed)
+    nets = Networks(args, game, init_seed).to(run.device)
     target_nets = copy.deepcopy(nets)
     optimizer = torch.optim.Adam(nets.parameters(), lr=args.learning_rate, foreach=True)
     team, replay, count = Team(nets.agent, game, policy_seed), Replay(args.buffer_steps, game), np.zeros(1, np.int64)
