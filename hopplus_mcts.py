@@ -35,6 +35,7 @@ from numba import njit
 import pretrain_vae
 from envs import trees as forest
 from envs.checkpoints import Kept
+from envs.devices import device_of, move, tensors
 from envs.grid import ITEM, PLAYERS, STAY, T, copy_row
 from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
@@ -262,7 +263,7 @@ class Planner:
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
         self.simulations, self.trees = args.simulations, None
-        self.unknown_goal = nets["models"].flag(pretrain_vae.UNKNOWN)
+        self.unknown_goal, self.device = nets["models"].flag(pretrain_vae.UNKNOWN), device_of(nets)
 
     def make_space(self, num: int) -> None:
         """Memory for a block of `num` trees."""
@@ -274,15 +275,15 @@ class Planner:
     @torch.inference_mode()
     def ask_own(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Raw policies and values of the focal players of so many questions."""
-        seen, t, legal, goal = (torch.from_numpy(column[:count]) for column in self.own[2:])
+        seen, t, legal, goal = tensors(self.device, *(column[:count] for column in self.own[2:]))
         log_prior, value = self.nets["agent"](seen, t, legal, goal)
-        return log_prior.exp().numpy(), value.numpy()
+        return log_prior.exp().cpu().numpy(), value.cpu().numpy()
 
     @torch.inference_mode()
     def ask_others(self, count: int) -> np.ndarray:
         """What the others do, of so many questions."""
-        seen, t, legal, goal = (torch.from_numpy(column[:count]) for column in self.other[2:])
-        return self.nets["models"].moa(seen, t, legal, goal[:, 0]).exp().numpy()
+        seen, t, legal, goal = tensors(self.device, *(column[:count] for column in self.other[2:]))
+        return self.nets["models"].moa(seen, t, legal, goal[:, 0]).exp().cpu().numpy()
 
     def grow_trees(self, trees: Trees, roots: Roots, leaves: Leaves, out) -> None:
         """All simulations of a block of trees."""
@@ -345,12 +346,11 @@ class Planner:
     @torch.no_grad()
     def raw(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Raw policies (R, A) and values (R,), which know no goals."""
-        seen = torch.from_numpy(self.things.of_states(states, env_row, focal))
-        t = torch.from_numpy(self.things.time(states[env_row, T]))
-        legal = torch.from_numpy(self.game.legal(states, trusted=True)[env_row, focal])
-        goals = self.unknown_goal.expand(len(env_row), self.game.num_players - 1, -1)
-        log_probs, value = self.nets["agent"](seen, t, legal, goals)
-        return log_probs.exp().numpy(), value.numpy()
+        seen, t = self.things.of_states(states, env_row, focal), self.things.time(states[env_row, T])
+        legal = self.game.legal(states, trusted=True)[env_row, focal]
+        goals = self.unknown_goal.to(self.device).expand(len(env_row), self.game.num_players - 1, -1)
+        log_probs, value = self.nets["agent"](*tensors(self.device, seen, t, legal), goals)
+        return log_probs.exp().cpu().numpy(), value.cpu().numpy()
 
 
 def mean_q_values(visits: np.ndarray, q_values: np.ndarray, prior: np.ndarray, value: np.ndarray) -> np.ndarray:
@@ -487,18 +487,17 @@ class Beliefs(Kept):
         row = rows[row]
         if len(row):
             seen = self.things.of_states(self.states, row, player, self.cell[row, slot])
-            self.goal[row, player, slot] = self.models.goals(self.models.encode(torch.from_numpy(seen))).numpy()
+            goals = self.models.goals(self.models.encode(torch.from_numpy(seen)))
+            self.goal[row, player, slot] = goals.cpu().numpy()
 
     def read(self, env_row: np.ndarray, player: np.ndarray) -> None:
         """Let the reader of goals see the boards, and compare its z with those of the goals."""
-        seen = torch.from_numpy(self.seen[env_row, player])
-        last = torch.from_numpy(self.last_action[env_row, player])
-        memory = torch.from_numpy(self.memory[env_row, player])
+        columns = (self.seen, self.last_action, self.memory, self.goal[:, :, :-2, :-FLAGS])  # goals (R, K-2, D)
+        seen, last, memory, goals = tensors(device_of(self.models), *(column[env_row, player] for column in columns))
         mean, log_std, memory = self.models.reader(seen, last, memory)
-        self.memory[env_row, player] = memory.numpy()
-        goals = torch.from_numpy(self.goal[env_row, player, :-2, :-FLAGS])  # (R, K-2, D)
+        self.memory[env_row, player] = memory.cpu().numpy()
         fit = -0.5 * ((goals - mean[:, None]) / log_std.exp()[:, None]).pow(2).sum(2)
-        self.prior[env_row, player, :-2] = torch.softmax(fit.clamp_min(-50.0), 1).numpy()
+        self.prior[env_row, player, :-2] = torch.softmax(fit.clamp_min(-50.0), 1).cpu().numpy()
 
     def kinds_of_goals(self) -> np.ndarray:
         """(B, K, kinds + 2) one-hot: the kind each goal is of, HABIT and AIMLESS last; UNKNOWN is of none"""
@@ -532,13 +531,13 @@ class Beliefs(Kept):
         """Ask the opponent model what every player on the board would do under each goal."""
         num_goals = self.goal.shape[2]
         t = self.things.time(self.states[env_row, T])
-        columns = (self.seen[env_row, player], t, env.legal[env_row, player])
-        columns = [torch.from_numpy(column).repeat_interleave(num_goals, 0) for column in columns]
-        columns.append(torch.from_numpy(self.goal[env_row, player]).flatten(0, 1))
+        columns = (self.seen[env_row, player], t, env.legal[env_row, player], self.goal[env_row, player])
+        *columns, goals = tensors(device_of(self.models), *columns)
+        columns = [*(column.repeat_interleave(num_goals, 0) for column in columns), goals.flatten(0, 1)]
         parts = zip(*(column.split(8192) for column in columns), strict=True)
         probs = torch.cat([self.models.moa(*part).exp() for part in parts])
         self.probs[:] = 0.0
-        self.probs[env_row, player] = probs.view(len(env_row), num_goals, -1).numpy()
+        self.probs[env_row, player] = probs.view(len(env_row), num_goals, -1).cpu().numpy()
 
     def predict(self) -> np.ndarray:
         """(B, N, A) what everybody will do, over all goals"""
@@ -706,7 +705,7 @@ def update(args: Args, nets: nn.ModuleDict, optimizers: dict, data: dict[str, di
         losses = {}
         if len(own["t"]):  # somebody planned
             mb_rows = rng.integers(len(own["t"]), size=args.batch_rows)
-            mb = {name: torch.from_numpy(rows[mb_rows]) for name, rows in own.items()}
+            mb = move({name: rows[mb_rows] for name, rows in own.items()}, device_of(models))
             losses = agent_loss(args, nets["agent"], mb)
             descend(optimizers["agent"], losses["policy_loss"] + losses["value_loss"], args.max_grad_norm)
         mb = pretrain_vae.mixed_batch(data["moa"], data["moa_offline"], args.batch_rows, args.offline_share, rng)
@@ -758,7 +757,7 @@ def train(args: Args, run: Run) -> None:
         wanted = run.facts.get("goal_models", args.vae_ckpt)  # of a run that was killed before its first save
         folder, models = pretrain_vae.prepare(wanted, args.env_id, args.goal_mode, args.seed)
         run.record(goal_models=str(folder.resolve()))
-    nets = make_nets(args, game, models, init_seed)
+    nets = make_nets(args, game, models, init_seed).to(run.device)
     trained = {"agent": nets["agent"], "moa": models.moa, "reader": models.reader}
     optimizers = {
         name: torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=1e-5, foreach=True)
@@ -873,6 +872,8 @@ def train(args: Args, run: Run) -> None:
             run.clock("eval")
 
         # logging
+        if run.iteration == args.num_iterations:
+            pretrain_vae.draw_predictions(run.dir / "confusion_matrix.png", batch, real, env.spec.action_names)
         if run.log_due():
             belief = beliefs.belief[:num_real][beliefs.alive[:num_real]]
             scalars = {"charts/learning_rate": learning_rate, **losses, **predictions, **gain}

@@ -32,6 +32,7 @@ import pretrain_vae
 import train_world_model
 from envs import trees as forest
 from envs.checkpoints import Kept
+from envs.devices import device_of, move, tensors
 from envs.grid import ITEM, PLAYERS, STAY, T
 from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
@@ -237,10 +238,10 @@ class Planner:
             goals = np.where(there[..., None], goals, self.unknown_goal.numpy())
         seen, t = self.things.of_states(states, row, focal), self.things.time(states[row, T])
         legal = self.game.legal(states, trusted=True)[row, focal]
-        columns = [torch.from_numpy(column) for column in (seen, t, legal, goals)]
+        columns = tensors(device_of(self.nets), seen, t, legal, goals)
         parts = [self.nets["agent"](*some) for some in zip(*(column.split(4096) for column in columns), strict=True)]
         log_probs, value = (torch.cat(outputs) for outputs in zip(*parts, strict=True))
-        return log_probs.exp().numpy(), value.numpy(), legal
+        return log_probs.exp().cpu().numpy(), value.cpu().numpy(), legal
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
         """Look ahead for player focal[r] in states[env_row[r]], on draws of the others' goals and actions."""
@@ -424,18 +425,17 @@ class Beliefs(Kept):
         row = rows[row]
         if len(row):
             seen = self.things.of_states(self.states, row, player, self.cell[row, slot])
-            self.goal[row, player, slot] = self.models.goals(self.models.encode(torch.from_numpy(seen))).numpy()
+            goals = self.models.goals(self.models.encode(torch.from_numpy(seen)))
+            self.goal[row, player, slot] = goals.cpu().numpy()
 
     def read(self, env_row: np.ndarray, player: np.ndarray) -> None:
         """Let the reader of goals see the boards, and compare its z with those of the goals."""
-        seen = torch.from_numpy(self.seen[env_row, player])
-        last = torch.from_numpy(self.last_action[env_row, player])
-        memory = torch.from_numpy(self.memory[env_row, player])
+        columns = (self.seen, self.last_action, self.memory, self.goal[:, :, :-2, :-FLAGS])  # goals (R, K-2, D)
+        seen, last, memory, goals = tensors(device_of(self.models), *(column[env_row, player] for column in columns))
         mean, log_std, memory = self.models.reader(seen, last, memory)
-        self.memory[env_row, player] = memory.numpy()
-        goals = torch.from_numpy(self.goal[env_row, player, :-2, :-FLAGS])  # (R, K-2, D)
+        self.memory[env_row, player] = memory.cpu().numpy()
         fit = -0.5 * ((goals - mean[:, None]) / log_std.exp()[:, None]).pow(2).sum(2)
-        self.prior[env_row, player, :-2] = torch.softmax(fit.clamp_min(-50.0), 1).numpy()
+        self.prior[env_row, player, :-2] = torch.softmax(fit.clamp_min(-50.0), 1).cpu().numpy()
 
     def kinds_of_goals(self) -> np.ndarray:
         """(B, K, kinds + 2) one-hot: the kind each goal is of, HABIT and AIMLESS last; UNKNOWN is of none"""
@@ -469,13 +469,13 @@ class Beliefs(Kept):
         """Ask the opponent model what every player on the board would do under each goal."""
         num_goals = self.goal.shape[2]
         t = self.things.time(self.states[env_row, T])
-        columns = (self.seen[env_row, player], t, env.legal[env_row, player])
-        columns = [torch.from_numpy(column).repeat_interleave(num_goals, 0) for column in columns]
-        columns.append(torch.from_numpy(self.goal[env_row, player]).flatten(0, 1))
+        columns = (self.seen[env_row, player], t, env.legal[env_row, player], self.goal[env_row, player])
+        *columns, goals = tensors(device_of(self.models), *columns)
+        columns = [*(column.repeat_interleave(num_goals, 0) for column in columns), goals.flatten(0, 1)]
         parts = zip(*(column.split(8192) for column in columns), strict=True)
         probs = torch.cat([self.models.moa(*part).exp() for part in parts])
         self.probs[:] = 0.0
-        self.probs[env_row, player] = probs.view(len(env_row), num_goals, -1).numpy()
+        self.probs[env_row, player] = probs.view(len(env_row), num_goals, -1).cpu().numpy()
 
     def predict(self) -> np.ndarray:
         """(B, N, A) what everybody will do, over all goals"""
@@ -651,7 +651,7 @@ def update(args: Args, nets: nn.ModuleDict, optimizers: dict, data: dict[str, di
     num_batches = max(1, round(len(own["t"]) / args.batch_rows))
     for _ in range(args.update_epochs if len(own["t"]) else 0):
         for mb_rows in np.array_split(rng.permutation(len(own["t"])), num_batches):
-            mb = {name: torch.from_numpy(rows[mb_rows]) for name, rows in own.items()}
+            mb = move({name: rows[mb_rows] for name, rows in own.items()}, device_of(models))
             losses = agent_loss(args, nets["agent"], mb, ent_coef)
             descend(optimizers["agent"], losses["loss"], args.max_grad_norm)
             for name, loss in losses.items():
@@ -668,8 +668,8 @@ def update(args: Args, nets: nn.ModuleDict, optimizers: dict, data: dict[str, di
     for _ in range(args.world_updates if "world" in nets else 0):
         world = nets["world"]
         mb = pretrain_vae.mixed_batch(data["world"], data["world_offline"], args.batch_rows, args.offline_share, rng)
-        mb = train_world_model.tensors({name: x.numpy() for name, x in mb.items()}, world.game)
-        loss = sum(world.loss(mb, torch.ones(world.game.obs_shape[2])).values())
+        mb = move(train_world_model.tensors({name: x.numpy() for name, x in mb.items()}, world.game), device_of(world))
+        loss = sum(world.loss(mb, torch.ones(world.game.obs_shape[2], device=device_of(world))).values())
         descend(optimizers["world"], loss, args.max_grad_norm)
         log.setdefault("world_loss", []).append(loss.item())
     return {f"losses/{name}": float(np.mean(values)) for name, values in log.items()}
@@ -720,7 +720,7 @@ def train(args: Args, run: Run) -> None:
             wanted = run.facts.get("world_model", args.world_ckpt)
             folder, world_model = train_world_model.prepare(wanted, args.env_id, args.seed)
             run.record(world_model=str(folder.resolve()))
-    nets = make_nets(args, game, models, world_model, init_seed)
+    nets = make_nets(args, game, models, world_model, init_seed).to(run.device)
     trained = {"agent": nets["agent"], "moa": models.moa, "reader": models.reader}
     trained |= {"world": world_model} if learns_world else {}
     optimizers = {
@@ -865,6 +865,8 @@ def train(args: Args, run: Run) -> None:
             run.clock("eval")
 
         # logging
+        if run.iteration == args.num_iterations:
+            pretrain_vae.draw_predictions(run.dir / "confusion_matrix.png", batch, real, env.spec.action_names)
         if run.log_due():
             belief = beliefs.belief[:num_real][beliefs.alive[:num_real]]
             scalars = {"charts/learning_rate": learning_rate, **losses, **predictions, **gain}

@@ -31,6 +31,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 
+from envs.devices import device_of
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import TeamGame, make_env, play_team
 
@@ -168,7 +169,7 @@ class Recurrent(nn.Module):
     def forward(self, x: torch.Tensor, is_first: torch.Tensor, memory: tuple[torch.Tensor, ...]):
         """x (L, R, F), is_first (L, R) bool, memory (R, H) or two of them -> outputs (L, R, H), memory"""
         inputs, keep, outputs = self.from_input(x).unbind(), (~is_first[:, :, None]).float(), []
-        for step, reset in enumerate(is_first.any(1).tolist()):
+        for step, reset in enumerate(is_first.any(1).cpu().tolist()):
             if reset:
                 memory = tuple(old * keep[step] for old in memory)
             memory = self.cell(inputs[step], *memory)
@@ -275,7 +276,7 @@ class Hypernetwork(nn.Module):
         if self.lstm is None:
             return {}
         shape = (num_envs, 1 if self.joint else self.num_agents, self.lstm.hidden_size)
-        return {"hyper_h": torch.zeros(shape), "hyper_c": torch.zeros(shape)}
+        return {name: torch.zeros(shape, device=device_of(self)) for name in ("hyper_h", "hyper_c")}
 
     def over_agents(self, x: torch.Tensor, alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x (L, C, N, W) with what each agent has to know of the living, and the mean of the living (L, C, 1, W)."""
@@ -360,7 +361,7 @@ class Critic(nn.Module):
         """Mean and standard deviation of the returns seen so far (recent ones first)."""
         weight, total, squares = self.moments
         if weight == 0:
-            return torch.tensor(0.0), torch.tensor(1.0)
+            return torch.zeros_like(total), torch.ones_like(total)
         mean = total / weight
         return mean, (squares / weight - mean**2).clamp_min(1e-4).sqrt()
 
@@ -373,7 +374,7 @@ class Critic(nn.Module):
     @torch.no_grad()
     def see_returns(self, returns: torch.Tensor, keep: float = 0.97) -> None:
         """Move the scale, and the last layer so that values in true units stay what they were."""
-        (old_mean, old_std), count = self.scale(), torch.tensor(1.0)
+        (old_mean, old_std), count = self.scale(), torch.ones_like(returns.sum())
         self.moments.mul_(keep).add_(torch.stack([count, returns.mean(), (returns**2).mean()]) * (1 - keep))
         mean, std = self.scale()
         self.head.weight.mul_(old_std / std)
@@ -391,7 +392,8 @@ class Agent(nn.Module):
 
     def initial_memory(self, num_envs: int) -> Tensors:
         """Memory before an episode, by name (C, agents or 1, size)."""
-        memory = {"actor": torch.zeros(num_envs, self.num_agents, self.actor.gru.hidden_size)}
+        shape = (num_envs, self.num_agents, self.actor.gru.hidden_size)
+        memory = {"actor": torch.zeros(shape, device=device_of(self))}
         return memory | (self.hyper.initial_memory(num_envs) if self.hyper is not None else {})
 
     def policy(self, inputs: Tensors, memory: Tensors, hyper: Hypernetwork | None = None):
@@ -416,8 +418,8 @@ def sample(policy: torch.Tensor, continuous: bool, generator: torch.Generator) -
     """One action per row; an illegal action's log-probability is so low that it never wins (the Gumbel trick)."""
     if continuous:
         mean, log_std = policy.chunk(2, dim=-1)
-        return mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
-    noise = torch.rand(policy.shape, generator=generator).clamp_min(1e-20)
+        return mean + log_std.exp() * torch.randn(mean.shape, generator=generator, device=mean.device)
+    noise = torch.rand(policy.shape, generator=generator, device=policy.device).clamp_min(1e-20)
     return (policy - torch.log(-torch.log(noise))).argmax(-1)
 
 
@@ -457,6 +459,7 @@ class Team:
 
     def __init__(self, agent: Agent, game: TeamGame, generator: torch.Generator, greedy: bool = False):
         self.agent, self.game, self.generator, self.greedy = agent, game, generator, greedy
+        self.device = device_of(agent)
         self.memory = agent.initial_memory(game.num_envs)
         self.is_first = torch.ones(game.num_envs, dtype=torch.bool)
         self.last_step = torch.zeros(game.num_envs, game.num_agents, game.num_actions + 1)  # last action, last reward
@@ -466,7 +469,7 @@ class Team:
         inputs = self.game.observe() | {"is_first": self.is_first, "last_step": self.last_step}
         if not self.game.shared_reward:
             del inputs["state"]  # everybody's critic sees what the agent sees
-        return {name: x[None] for name, x in inputs.items()}
+        return {name: x[None].to(self.device) for name, x in inputs.items()}
 
     @torch.no_grad()
     def decide(self) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
@@ -497,11 +500,11 @@ class Team:
     def get_state(self) -> dict[str, np.ndarray]:
         saved = {f"memory.{name}": x for name, x in self.memory.items()}
         saved |= {"is_first": self.is_first, "last_step": self.last_step, "generator": self.generator.get_state()}
-        return {name: x.numpy() for name, x in saved.items()}
+        return {name: x.cpu().numpy() for name, x in saved.items()}
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
         saved = {name: torch.from_numpy(np.array(x)) for name, x in saved.items()}
-        self.memory = {name: saved[f"memory.{name}"] for name in self.memory}
+        self.memory = {name: saved[f"memory.{name}"].to(self.device) for name in self.memory}
         self.is_first, self.last_step = saved["is_first"], saved["last_step"]
         self.generator.set_state(saved["generator"])
 
@@ -534,7 +537,7 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
 def evaluate(args: Args, agent: Agent, episodes: int, seed: int, greedy: bool = False) -> dict[str, float]:
     """Scores of fresh episodes, one in each of as many envs."""
     game = TeamGame(make_env(args.env_id, episodes, seed, args.start_jitter, args.continuous))
-    scores = play_team(game, Team(agent, game, torch.Generator().manual_seed(seed), greedy))
+    scores = play_team(game, Team(agent, game, torch.Generator(device_of(agent)).manual_seed(seed), greedy))
     game.env.close()
     return scores
 
@@ -546,7 +549,7 @@ def store(storage: Tensors, step: int, num_steps: int, values: Tensors) -> None:
     """storage[name][step] = values[name], with room for all steps made at the first one."""
     for name, x in values.items():
         if name not in storage:
-            storage[name] = torch.zeros(num_steps, *x.shape, dtype=x.dtype)
+            storage[name] = torch.zeros(num_steps, *x.shape, dtype=x.dtype, device=x.device)
         storage[name][step] = x
 
 
@@ -570,14 +573,14 @@ def rollout(args: Args, team: Team, batch, outcome, starts, run) -> torch.Tensor
         env_actions = game.env_actions(actions[0])
         _, reward, terminated, truncated, info = game.env.step(env_actions)
         earned = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        earned = {name: torch.from_numpy(x[:, :num_values]) for name, x in earned.items()}
+        earned = {name: torch.from_numpy(x[:, :num_values]).to(team.device) for name, x in earned.items()}
         team.watch(game.env, env_actions, info)
         run.count(info)
         run.clock("env")
 
         final_values = torch.zeros_like(values)
-        if earned["truncated"].any():  # the value of what would have followed, had time not run out
-            final_values = critic.values({name: x[None] for name, x in game.final(info).items()})
+        if truncated[:, :num_values].any():  # the value of what would have followed, had time not run out
+            final_values = critic.values({name: x[None].to(team.device) for name, x in game.final(info).items()})
         store(outcome, step, args.num_steps, earned | {"values": values[0], "final_values": final_values[0]})
         run.clock("policy")
     return critic.values(team.observe())
@@ -678,7 +681,7 @@ def update(args: Args, agent: Agent, optimizer, batch: Tensors, memory: Tensors,
     """All epochs over one batch of chunks (L, C, ...) with the memory at their starts (C, ...); returns what to log."""
     chunks, log = batch["is_first"].shape[1], []
     for _ in range(args.update_epochs):
-        order = torch.randperm(chunks, generator=generator)
+        order = torch.randperm(chunks, generator=generator).to(batch["is_first"].device)
         for mb_inds in order.chunk(args.num_minibatches):
             mb = {name: x.index_select(1, mb_inds) for name, x in batch.items()}
             mb_memory = {name: x[mb_inds] for name, x in memory.items()}
@@ -708,8 +711,8 @@ def train(args: Args, run: Run) -> None:
         game.set_start_window(args.start_window, args.start_window_prob)
 
     # agent
-    agent = Agent(args, game, torch.Generator().manual_seed(init_seed))
-    team = Team(agent, game, torch.Generator().manual_seed(policy_seed))
+    agent = Agent(args, game, torch.Generator().manual_seed(init_seed)).to(run.device)
+    team = Team(agent, game, torch.Generator(run.device).manual_seed(policy_seed))
     optimizer = make_optimizer(args, agent)
     initial_rates = [group["lr"] for group in optimizer.param_groups]
     target, target_memory = copy.deepcopy(agent.hyper), agent.initial_memory(args.num_envs)

@@ -25,6 +25,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import tyro
 
+from envs.devices import device_of, move
 from envs.roles import Seats, parse_roles, play_episodes, score_episodes
 from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, main, read_weights
 from envs.sight import Things, embedding_table, linear, sum_of_embeddings
@@ -182,7 +183,7 @@ def update(args: Args, agents: nn.ModuleList, optimizer, batch: dict[str, torch.
     """All epochs over one batch of (agent, row, ...) tensors; returns the mean of what there is to log."""
     log = []
     for _ in range(args.update_epochs):
-        order = torch.randperm(batch["ids"].shape[1], generator=generator)
+        order = torch.randperm(batch["ids"].shape[1], generator=generator).to(batch["ids"].device)
         for mb_inds in order.chunk(args.num_minibatches):
             loss, stats, _ = ppo_loss(args, agents, {name: x[:, mb_inds] for name, x in batch.items()}, ent_coef)
             optimizer.zero_grad()
@@ -210,10 +211,10 @@ def rows_of_agents(x: torch.Tensor, num_agents: int) -> torch.Tensor:
 
 
 def forward(agents: nn.ModuleList, seen: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities (B, L, A) and values (B, L) for what is seen in one step."""
+    """Log-probabilities (B, L, A) and values (B, L) for what is seen in one step, on the CPU as the games are."""
     batch, learners = seen["t"].shape
-    rows = {name: rows_of_agents(x[None], len(agents)) for name, x in seen.items()}
-    log_probs, values = evaluate_rows(agents, rows["ids"], rows["t"], rows["legal"])
+    rows = {name: rows_of_agents(x[None], len(agents)).to(device_of(agents)) for name, x in seen.items()}
+    log_probs, values = (x.cpu() for x in evaluate_rows(agents, rows["ids"], rows["t"], rows["legal"]))
     return log_probs.view(learners, batch, -1).transpose(0, 1), values.view(learners, batch).T
 
 
@@ -227,7 +228,7 @@ class Policy:
     @torch.no_grad()
     def act(self, env) -> np.ndarray:
         seen = look(self.things, env.obs[:, [self.seat]], env.t, env.legal[:, [self.seat]])
-        log_probs, _ = self.agent(*(x[:, 0] for x in seen.values()))
+        log_probs = forward(nn.ModuleList([self.agent]), seen)[0][:, 0]
         return (log_probs.argmax(-1) if self.greedy else sample(log_probs, self.generator)).numpy()
 
     def get_state(self) -> dict[str, np.ndarray]:
@@ -284,7 +285,7 @@ def train(args: Args, run: Run) -> None:
     things, num_actions = Things(env.game), env.spec.num_actions
 
     # agents
-    agents = make_agents(args, things, num_actions, len(learners), init_seed)
+    agents = make_agents(args, things, num_actions, len(learners), init_seed).to(run.device)
     for agent in agents:
         nn.init.constant_(agent.value_head.bias, args.initial_value)
     optimizer = torch.optim.Adam(agents.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
@@ -360,7 +361,7 @@ def train(args: Args, run: Run) -> None:
         # update
         b_all = batch | {"advantages": advantages, "returns": returns}
         b_agents = {name: rows_of_agents(x, len(agents)) for name, x in b_all.items()}  # (agent, row, ...)
-        losses = update(args, agents, optimizer, b_agents, ent_coef, data_generator)
+        losses = update(args, agents, optimizer, move(b_agents, run.device), ent_coef, data_generator)
         run.clock("update")
 
         # evaluation

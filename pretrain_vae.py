@@ -39,6 +39,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from envs import ConfigError
+from envs.devices import device_of, move
 from envs.grid import FIRST_INTERACTION, EnvSpec, GridGame
 from envs.offline import (
     check_sizes,
@@ -253,7 +254,7 @@ class GoalModels(nn.Module):
     def encode(self, seen: Tensor) -> Tensor:
         """z (R, D) of goal states: the encoder's means"""
         with torch.no_grad():
-            return torch.cat([self.space.encode(some)[0] for some in seen.split(4096)])
+            return torch.cat([self.space.encode(some)[0] for some in seen.to(device_of(self)).split(4096)])
 
 
 def sizes_of(args: Args, spec: EnvSpec, game: GridGame | None, kinds: list[str]) -> dict[str, Any]:
@@ -272,12 +273,13 @@ def sizes_of(args: Args, spec: EnvSpec, game: GridGame | None, kinds: list[str])
 
 def hide(goal: Tensor, prob: float, rng: np.random.Generator) -> Tensor:
     """Goal vectors (..., G), some of them replaced by UNKNOWN."""
-    unknown = F.one_hot(torch.tensor(goal.shape[-1] + UNKNOWN), goal.shape[-1]).float()
-    return torch.where(torch.from_numpy(rng.random(goal.shape[:-1]) < prob)[..., None], unknown, goal)
+    unknown = F.one_hot(torch.tensor(goal.shape[-1] + UNKNOWN), goal.shape[-1]).float().to(goal.device)
+    return torch.where(torch.from_numpy(rng.random(goal.shape[:-1]) < prob)[..., None].to(goal.device), unknown, goal)
 
 
 def moa_loss(moa: OpponentModel, mb: dict[str, Tensor], hide_prob: float, rng: np.random.Generator) -> Tensor:
     """Cross-entropy of actions, some goals hidden."""
+    mb = move(mb, device_of(moa))
     return F.nll_loss(moa(mb["seen"], mb["t"], mb["legal"], hide(mb["goal"], hide_prob, rng)), mb["action"])
 
 
@@ -287,6 +289,7 @@ def reader_loss(models: GoalModels, seq: dict[str, Tensor]) -> Tensor:
     seq: seen (T, R, ...), last action (T, R), t, legal, action, goal (T, R, G), known (T, R): on the board with a known
     goal, resets (T, R): a new episode begins here, and memory (R, H) before the first step.
     """
+    seq = move(seq, device_of(models))
     memory, loss, count = seq["memory"], torch.zeros(()), seq["known"].sum().clamp_min(1)
     for step in range(len(seq["seen"])):
         memory = memory * ~seq["resets"][step][:, None]
@@ -347,7 +350,7 @@ def hindsight_goals(models: GoalModels, steps: np.ndarray, seen: np.ndarray) -> 
         at = np.stack([steps[step, env_row, player], env_row, player])
         key, back = np.unique(at, axis=1, return_inverse=True)
         z = models.encode(torch.from_numpy(seen[tuple(key)]))
-        goals[step, env_row, player] = models.goals(z).numpy()[back.ravel()]
+        goals[step, env_row, player] = models.goals(z).cpu().numpy()[back.ravel()]
     return goals
 
 
@@ -520,21 +523,36 @@ def write_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...]
     np.savez(f"{stem}.npz", **{f"{mode}_{key}": value for mode, part in result.items() for key, value in part.items()})
 
 
+def draw_confusion(axis, confusion: np.ndarray, names: list[str], title: str) -> None:
+    """confusion (A, A): steps with a true action (row) that were predicted as another (column)"""
+    share, place = confusion / np.maximum(confusion.sum(1, keepdims=True), 1), np.arange(len(names))
+    axis.imshow(share, vmin=0, vmax=1, cmap="Blues")
+    for i, j in np.argwhere(confusion):
+        colour = "w" if share[i, j] > 0.55 else "k"
+        axis.text(j, i, f"{share[i, j]:.2f}", ha="center", va="center", size=7, color=colour)
+    axis.set(xlabel="predicted", title=title)
+    axis.set_xticks(place, names, rotation=90, size=8)
+    axis.set_yticks(place, [f"{name} ({n})" for name, n in zip(names, confusion.sum(1), strict=True)], size=8)
+
+
+def draw_predictions(path: Path, batch: dict[str, np.ndarray], rows: np.ndarray, names: tuple[str, ...]) -> None:
+    """The confusion matrix of what was predicted (T, B, N, A) and done (T, B, N), where `rows` (T, B, N) holds."""
+    confusion = np.zeros((len(names), len(names)), int)
+    np.add.at(confusion, (batch["action"][rows], batch["predicted"][rows].argmax(1)), 1)
+    figure = Figure((0.42 * len(names) + 2, 0.42 * len(names) + 1.6), layout="constrained")
+    right = np.diag(confusion).sum() / max(1, confusion.sum())
+    draw_confusion(figure.subplots(), confusion, list(names), f"opponent model: top-1 {right:.3f}")
+    figure.savefig(path)
+
+
 def draw_epoch(stem: Path, result: dict[str, dict], names: tuple[str, ...], history: list[dict[str, float]]) -> None:
     """Confusion, distribution and recall of this epoch's evaluation, and the loss curve so far."""
     names = [name.removeprefix("attack ") for name in names]
     size, place = max(3.6, 0.42 * len(names) + 1.2), np.arange(len(names))
     figure = Figure((2 * size + 0.8, size + 0.4), layout="constrained")
     for axis, mode in zip(figure.subplots(1, 2), ("known", "hidden"), strict=True):
-        confusion = result[mode]["confusion"]
-        share = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-        axis.imshow(share, vmin=0, vmax=1, cmap="Blues")
-        for i, j in np.argwhere(confusion):
-            colour = "w" if share[i, j] > 0.55 else "k"
-            axis.text(j, i, f"{share[i, j]:.2f}", ha="center", va="center", size=7, color=colour)
-        axis.set(xlabel="predicted", title=f"goal {mode}: top-1 {result[mode]['top1']:.3f}")
-        axis.set_xticks(place, names, rotation=90, size=8)
-        axis.set_yticks(place, [f"{name} ({n})" for name, n in zip(names, confusion.sum(1), strict=True)], size=8)
+        title = f"goal {mode}: top-1 {result[mode]['top1']:.3f}"
+        draw_confusion(axis, result[mode]["confusion"], names, title)
     figure.axes[0].set_ylabel("true (steps)")
     figure.savefig(f"{stem}_confusion_matrix.png")
 

@@ -18,7 +18,7 @@ import envs  # first: from here on Ctrl-C is one line
 # isort: split
 import copy
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +27,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from envs.devices import device_of
 from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
-from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
+from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
 
 ALGORITHMS = {"none": "IQL", "vdn": "VDN", "qmix": "QMIX"}  # of each mixer
@@ -91,14 +92,6 @@ class Args(RunArgs):
     """width of QMIX's mixing network"""
     hyper_size: Positive = 64
     """width of the hypernetworks that make its weights"""
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return max(1, self.total_timesteps // self.batch_size)
 
 
 # networks
@@ -184,7 +177,7 @@ def td_loss(args: Args, nets: Networks, target_nets: Networks, mb: Tensors) -> t
         target_q, _ = target_nets.agent(*inputs)
         best = q_values.masked_fill(~mb["legal"], -1e9).argmax(1, keepdim=True)  # double Q-learning
         next_q = spread(target_q.gather(1, best)[:, 0], mb)
-        next_value = torch.zeros(*valid.shape, value.shape[1])
+        next_value = value.new_zeros(*valid.shape, value.shape[1])
         next_value[valid] = target_nets.mix(next_q[1:][valid], mb["alive"][1:][valid], mb["state"][1:][valid])
         targets = lambda_targets(
             mb["reward"][:-1], next_value, mb["terminated"][:-1], valid, args.gamma, args.td_lambda
@@ -201,18 +194,15 @@ def update(args: Args, nets: Networks, target_nets: Networks, optimizer, replay:
     """The minibatches of one iteration; `count` (1,) of all minibatches says when the target copy is due."""
     log: dict[str, list[float]] = {}
     for _ in range(args.updates):
-        loss, stats = td_loss(args, nets, target_nets, replay.sample(args.batch_episodes, rng))
-        optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(nets.parameters(), args.max_grad_norm)
-        if not torch.isfinite(loss + norm):
-            raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {norm.item()}")
-        optimizer.step()
+        mb = replay.sample(args.batch_episodes, rng, device_of(nets))
+        loss, stats = td_loss(args, nets, target_nets, mb)
+        (norm,) = descend(optimizer, loss, args.max_grad_norm)
         count += 1
         if count[0] % args.target_every == 0:
             target_nets.load_state_dict(nets.state_dict())
-        for name, x in (stats | {"loss": loss, "grad_norm": norm}).items():
+        for name, x in (stats | {"loss": loss}).items():
             log.setdefault(name, []).append(x.item())
+        log.setdefault("grad_norm", []).append(norm)
     return {f"losses/{name}": float(np.mean(values)) for name, values in log.items()}
 
 
@@ -223,7 +213,7 @@ class Team(ChoosingTeam):
     """Plays agents greedily, but for a share `epsilon` of random actions."""
 
     def __init__(self, agent: QNetwork, game: TeamGame, seed: int):
-        self.agent, self.game, self.epsilon = agent, game, 0.0
+        self.agent, self.game, self.epsilon, self.device = agent, game, 0.0, device_of(agent)
         self.rng = torch.Generator().manual_seed(seed)
         self.memory = torch.zeros(game.num_envs, game.num_agents, agent.hidden_size)
         self.last_action = torch.full((game.num_envs, game.num_agents), game.num_actions)
@@ -231,9 +221,11 @@ class Team(ChoosingTeam):
     @torch.no_grad()
     def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
         """Actions (M,) of the agents of `who` (B, N); `seen` as the game shows it"""
-        obs, agent = seen["obs"][who], who.nonzero()[:, 1]
-        q_values, self.memory[who] = self.agent(obs, self.last_action[who], agent, [len(obs)], self.memory[who])
-        return pick(q_values, seen["legal"][who], self.epsilon, self.rng)
+        rows = seen["obs"][who], self.last_action[who], who.nonzero()[:, 1], self.memory[who]
+        obs, last_action, agent, memory = (column.to(self.device) for column in rows)
+        q_values, memory = self.agent(obs, last_action, agent, [len(obs)], memory)
+        self.memory[who] = memory.cpu()
+        return pick(q_values.cpu(), seen["legal"][who], self.epsilon, self.rng)
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
@@ -253,9 +245,7 @@ class Team(ChoosingTeam):
 
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Team:
     """A checkpoint of this script as a team for a batched env; it plays greedily in any case."""
-    known = {field.name for field in fields(Args)}
-    args, game = Args(**{name: value for name, value in spec["args"].items() if name in known}), TeamGame(env)
-    check_ranges(args)
+    args, game = saved_args(Args, spec), TeamGame(env)
     if len(spec["learners"]) != game.num_agents:
         here = f"{env.spec.env_id} has {game.num_agents}"
         raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {len(spec['learners'])}, but {here}")
@@ -292,7 +282,7 @@ def train(args: Args, run: Run) -> None:
     game = TeamGame(env)
 
     # networks and replay
-    nets = Networks(args, game, init_seed)
+    nets = Networks(args, game, init_seed).to(run.device)
     target_nets = copy.deepcopy(nets)
     optimizer = torch.optim.Adam(nets.parameters(), lr=args.learning_rate, foreach=True)
     team, replay, count = Team(nets.agent, game, policy_seed), Replay(args.buffer_steps, game), np.zeros(1, np.int64)

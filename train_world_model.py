@@ -37,6 +37,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from envs import ConfigError
+from envs.devices import device_of
 from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
 from envs.offline import (
     describe,
@@ -153,13 +154,13 @@ class WorldModel(nn.Module):
         place = off_board(cells, num_cells)  # (B, N)
         acts = F.one_hot(actions, num_actions).float().masked_fill(gone[:, :, None], 0.0)
         # what each cell shows: inside, block, items, how many players do what there: (B, H*W + 1, F)
-        doing = torch.zeros(num_rows, num_cells + 1, num_actions)
+        doing = torch.zeros(num_rows, num_cells + 1, num_actions, device=cells.device)
         doing.scatter_add_(1, place[:, :, None].expand(-1, -1, num_actions), acts)
         content = F.one_hot(board.clamp(max=BLOCK + len(self.game.kinds)), 2 + len(self.game.kinds))[:, :, 1:].float()
-        looks = torch.cat([torch.ones(num_rows, num_cells, 1), content], 2)
+        looks = torch.cat([torch.ones_like(content[:, :, :1]), content], 2)
         looks = torch.cat([F.pad(looks, (0, 0, 0, 1)), doing], 2)
         flat = looks.flatten(0, 1)  # (B * (H*W + 1), F)
-        first = torch.arange(num_rows)[:, None] * (num_cells + 1)
+        first = torch.arange(num_rows, device=cells.device)[:, None] * (num_cells + 1)
 
         # players
         patch = flat[first[:, :, None] + self.around[place]].flatten(2)  # (B, N, 9 F)
@@ -177,11 +178,12 @@ class WorldModel(nn.Module):
         is_open = is_item & occupied
         row, cell = is_open.nonzero(as_tuple=True)
         around_item = F.relu(self.item_net(flat[row[:, None] * (num_cells + 1) + self.around[cell]].flatten(1)))
-        stays_logit = torch.zeros(num_rows, num_cells).index_put((row, cell), self.stays_head(around_item)[:, 0])
+        stays_logit = torch.zeros_like(doing[:, :num_cells, 0])
+        stays_logit = stays_logit.index_put((row, cell), self.stays_head(around_item)[:, 0])
         stays = torch.where(is_open, torch.sigmoid(stays_logit), is_item.float())
 
         # rewards: what happens around the player, and at all items of the board
-        everywhere = torch.zeros(num_rows, around_item.shape[1]).index_add(0, row, around_item)
+        everywhere = around_item.new_zeros(num_rows, around_item.shape[1]).index_add(0, row, around_item)
         reward = self.reward_head(torch.cat([seen, everywhere[:, None].expand(-1, num_players, -1)], 2))
 
         # end: chances that no item or no player is left, the share of items left, and the step
@@ -217,7 +219,7 @@ class WorldModel(nn.Module):
     def soft_planes(self, cells: Tensor, board: Tensor, out: Outcome) -> Tensor:
         """(B, H, W, C) probabilities of the next planes, players in the order given."""
         num_cells = board.shape[1]
-        players = torch.zeros(*cells.shape, num_cells + 1)
+        players = out.moves.new_zeros(*cells.shape, num_cells + 1)
         players = players.scatter_add(2, self.targets[off_board(cells, num_cells)], out.moves.exp())[:, :, :num_cells]
         items = [(board == ITEM + kind) * out.stays for kind in range(len(self.game.kinds))]
         planes = torch.cat([players.transpose(1, 2), torch.stack([(board == BLOCK).float(), *items], 2)], 2)
@@ -247,12 +249,13 @@ class WorldModel(nn.Module):
     @torch.no_grad()
     def imagine(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """States (B, L) as in envs/grid.py, actions (B, N) -> most likely next states, rewards (B, N), ends (B,)."""
-        cells, board, t = from_states(states, self.game)
-        out = self(cells, board, torch.from_numpy(np.ascontiguousarray(actions, np.int64)), t)
+        cells, board, t = from_states(states, self.game, device_of(self))
+        out = self(cells, board, torch.from_numpy(np.ascontiguousarray(actions, np.int64)).to(cells.device), t)
         next_cells, next_board = self.most_likely(cells, board, out)
         reward = self.reward_values[out.reward.argmax(2)].masked_fill(cells == GONE, 0.0)
         end = (out.end > 0) | is_empty(next_cells, next_board)
-        return to_states(states, next_cells, next_board, self.game.config.horizon), reward.numpy(), end.numpy()
+        after = to_states(states, next_cells, next_board, self.game.config.horizon)
+        return after, reward.cpu().numpy(), end.cpu().numpy()
 
 
 class PlanesModel(nn.Module):
@@ -281,7 +284,8 @@ class PlanesModel(nn.Module):
     def loss(self, batch: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
         """As seen by one player on the board, drawn anew for each transition."""
         viewer = torch.multinomial((batch["cells"] != GONE).float(), 1)[:, 0]
-        order = (viewer[:, None] + torch.arange(batch["cells"].shape[1])) % batch["cells"].shape[1]
+        seats = torch.arange(batch["cells"].shape[1], device=viewer.device)
+        order = (viewer[:, None] + seats) % len(seats)
         obs = to_planes(batch["cells"].gather(1, order), batch["board"], self.game)
         target = to_planes(batch["next_cells"].gather(1, order), batch["next_board"], self.game)
         planes, reward, end = self(obs, batch["actions"].gather(1, order), batch["t"])
@@ -302,11 +306,11 @@ class PlanesModel(nn.Module):
     @torch.no_grad()
     def imagine(self, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As the structured model's: rounded planes seen by the first player on the board, rewards each by its own."""
-        cells, board, t = from_states(states, self.game)
+        cells, board, t = from_states(states, self.game, device_of(self))
         num_rows, num_players = cells.shape
-        each, seats = torch.arange(num_rows), torch.arange(num_players)
+        each, seats = (torch.arange(size, device=cells.device) for size in cells.shape)
         order = (seats[:, None] + seats) % num_players  # (viewer, N): own first
-        joint = torch.from_numpy(np.ascontiguousarray(actions, np.int64))[:, order].flatten(0, 1)
+        joint = torch.from_numpy(np.ascontiguousarray(actions, np.int64)).to(cells.device)[:, order].flatten(0, 1)
         obs = to_planes(cells[:, order].flatten(0, 1), board.repeat_interleave(num_players, 0), self.game)
         out = self.predict(obs, joint, t.repeat_interleave(num_players))
         out = {name: values.unflatten(0, (num_rows, num_players)) for name, values in out.items()}
@@ -318,23 +322,23 @@ class PlanesModel(nn.Module):
         next_board = torch.where(contents.amax(2) > 0, contents.argmax(2) + BLOCK, 0)
         next_cells[cells == GONE] = GONE
         after = to_states(states, next_cells, next_board, self.game.config.horizon)
-        return after, reward.numpy(), (out["end"][each, viewer] > 0.5).numpy()
+        return after, reward.cpu().numpy(), (out["end"][each, viewer] > 0.5).cpu().numpy()
 
 
 # states, planes, and rollouts on imagined boards
 
 
-def from_states(states: np.ndarray, game: GridGame) -> tuple[Tensor, Tensor, Tensor]:
+def from_states(states: np.ndarray, game: GridGame, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
     """State rows -> cells (B, N), board codes (B, H*W), t (B,)."""
-    rows = torch.from_numpy(np.asarray(states, np.int64))
+    rows = torch.from_numpy(np.asarray(states, np.int64)).to(device)
     return rows[:, PLAYERS : PLAYERS + game.num_players], rows[:, PLAYERS + game.num_players :], rows[:, T]
 
 
 def to_states(states: np.ndarray, next_cells: Tensor, next_board: Tensor, horizon: int) -> np.ndarray:
     out = np.array(states, np.int16)
     out[:, T] = np.minimum(out[:, T] + 1, horizon)  # a model may forget the time limit
-    out[:, PLAYERS : PLAYERS + next_cells.shape[1]] = next_cells.numpy()
-    out[:, PLAYERS + next_cells.shape[1] :] = next_board.numpy()
+    out[:, PLAYERS : PLAYERS + next_cells.shape[1]] = next_cells.cpu().numpy()
+    out[:, PLAYERS + next_cells.shape[1] :] = next_board.cpu().numpy()
     return out
 
 
@@ -342,7 +346,8 @@ def from_planes(obs: Tensor, game: GridGame) -> tuple[Tensor, Tensor]:
     """Planes (B, H, W, C) -> cells (B, N) in the order of the planes, board codes (B, H*W)."""
     flat = obs.flatten(1, 2).long()  # (B, H*W, C)
     present, cell = flat[:, :, : game.num_players].max(1)
-    return torch.where(present > 0, cell, GONE), flat[:, :, game.num_players :] @ torch.arange(1, 2 + len(game.kinds))
+    codes = torch.arange(1, 2 + len(game.kinds), device=obs.device)
+    return torch.where(present > 0, cell, GONE), flat[:, :, game.num_players :] @ codes
 
 
 def to_planes(cells: Tensor, board: Tensor, game: GridGame) -> Tensor:

@@ -168,8 +168,8 @@ def free_name(path: Path) -> Path:
 
 def read_spec(folder: Path, resume: bool = False) -> dict[str, Any]:
     """The spec of a checkpoint: all that every one has, of the right types and as it was written."""
-    types = {"script": str, "code_version": str, "env_id": str, "obs_shape": list, "num_actions": int, "args": dict}
-    types |= {"learners": list, "global_step": int, "sha256": dict}
+    types: dict[str, Any] = {"script": str, "code_version": str, "env_id": str, "obs_shape": list, "num_actions": int}
+    types |= {"args": dict, "learners": list, "global_step": int, "sha256": dict}
     if resume:
         types |= {"iteration": int, "wall_time": (int, float), "next_eval": int, "best": (list, type(None))}
         types |= {"time": dict, "metrics": str}
@@ -299,7 +299,7 @@ def unpack(thing: Any, saved: Tensors, where: Path, name: str) -> None:
         elif isinstance(thing, torch.Tensor):
             thing.copy_(saved["value"])
         elif isinstance(thing, dict):
-            thing.update({key: x if isinstance(thing[key], torch.Tensor) else x.numpy() for key, x in saved.items()})
+            thing.update({key: as_kind(x, thing[key]) for key, x in saved.items()})
         elif isinstance(thing, list):
             thing[:] = unpack_list(saved)
         else:
@@ -314,6 +314,11 @@ def unpack_list(saved: Tensors) -> list[dict[str, np.ndarray]]:
         number, _, name = key.partition(".")
         entries.setdefault(int(number), {})[name] = x.numpy()
     return [entries[k] for k in sorted(entries)]
+
+
+def as_kind(saved: torch.Tensor, thing: Any) -> Any:
+    """A saved tensor as what it was: a tensor on its device, or an array."""
+    return saved.to(thing.device) if isinstance(thing, torch.Tensor) else saved.numpy()
 
 
 def as_tensor(array: Any) -> torch.Tensor:

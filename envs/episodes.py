@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from envs.devices import move
 from envs.team import TeamGame
 
 Tensors = dict[str, torch.Tensor]
@@ -77,7 +78,7 @@ class Replay:
         for name, column in episode.items():
             self.rows[name][first : first + length] = column
 
-    def sample(self, num: int, rng: np.random.Generator) -> dict:
+    def sample(self, num: int, rng: np.random.Generator, device: torch.device | str = "cpu") -> dict:
         """`num` episodes. Of the team, the shorter ones filled up with their last row: alive, state, reward, terminated
         (T + 1, E, ...), valid (T, E). Of the agents, rows (R, ...) of those on the field alone, as QNetwork wants them:
         obs, last_action, action, legal, agent, sizes, `place`, their place in (T + 1, E, N), and as arrays `row` and
@@ -95,8 +96,8 @@ class Replay:
         last_action = np.where(step_of > 0, self.rows["action"][row - 1, agent], self.rows["legal"].shape[2])
         agents = {name: self.rows[name][row, agent] for name in ("obs", "action", "legal")}
         agents |= {"last_action": last_action, "agent": agent, "place": step_of * acts.shape[1] + place}
-        mb = {name: torch.from_numpy(x) for name, x in (team | agents).items()}
-        mb |= {name: mb[name].float() for name in ("obs", "state")} | {"valid": torch.from_numpy(step[:-1] < length)}
+        mb: dict = move(team | agents | {"valid": step[:-1] < length}, device)
+        mb |= {name: mb[name].float() for name in ("obs", "state")}
         mb |= {name: mb[name].long() for name in ("action", "last_action")}
         return mb | {"sizes": [size for size in acts.sum(1).tolist() if size], "row": row, "step": step_of}
 

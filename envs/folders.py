@@ -29,11 +29,12 @@ class RunFolder:
         self.facts: dict[str, Any] = {}
         self.saved: tuple[Tensors, Tensors, dict[str, Any]] | None = None
         try:
-            self.lock = system.lock(path / ".lock")
+            lock = system.lock(path / ".lock")
         except OSError as error:
             raise ConfigError(f"the run folder '{path}' cannot be written: {error.strerror}") from None
-        if self.lock is None:
+        if lock is None:
             raise ConfigError(f"'{path}' is in use: another process is at work on this very run")
+        self.lock = lock
 
     @property
     def about(self) -> Path:
@@ -197,7 +198,7 @@ def follow_path(entry: str, started_in: Path) -> str:
     """One entry of a setting, if it is a path that is there: runs/a, runs/a@2, runs/a*, smac-file:a.toml, a.py:Name. A
     single word is one only if it is clear that no name is meant: a run folder, or a file with an ending."""
     pattern = r"(smac-file:)?(.*?)(@\d+|(?<=\.py):\w+)?"
-    prefix, text, learner = re.fullmatch(pattern, entry.strip(), re.DOTALL).groups("")
+    ((prefix, text, learner),) = re.findall(rf"^{pattern}\Z", entry.strip(), re.DOTALL)
     path = started_in / text
     if not text or Path(text).is_absolute() or not (path.exists() or glob.glob(text, root_dir=started_in)):
         return entry

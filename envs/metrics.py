@@ -6,6 +6,8 @@ import csv
 import hashlib
 import io
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ class Metrics:
         self.path = folder / "metrics.csv"
         if self.path.is_dir():
             raise ConfigError(f"'{self.path}' cannot be used: it is a folder")
-        self.columns, self.rows, self.digest = list(FIRST_COLUMNS), [], hashlib.sha256()
+        self.columns, self.digest = list(FIRST_COLUMNS), hashlib.sha256()
+        self.rows: list[Row] = []
         for row in read_rows(self.path, step) if digest else []:
             self.note(row)
         if digest and self.digest.hexdigest() != digest:
@@ -78,10 +81,19 @@ class Metrics:
             self.tensorboard.add_scalar(name, value, step)
         if self.wandb:
             self.wandb.log(scalars, step=step)
-        if "final/eval/return" in scalars:  # TensorBoard's page of hyperparameters
-            settings = {name: x if isinstance(x, (bool, int, float)) else str(x) for name, x in self.settings.items()}
-            for summary in hparams(settings, {"final/eval/return": scalars["final/eval/return"]}):
-                self.tensorboard.file_writer.add_summary(summary)
+        settings = {name: x if isinstance(x, (bool, int, float)) else str(x) for name, x in self.settings.items()}
+        shown = {name: x for name, x in scalars.items() if name.startswith("final/eval/")}
+        for summary in hparams(settings, shown) if shown else ():  # TensorBoard's page of hyperparameters
+            self.tensorboard._get_file_writer().add_summary(summary)
+
+    def show_pictures(self, folder: Path, step: int) -> None:
+        """All pictures and films of a run folder, for wandb."""
+        if self.wandb:
+            import wandb
+
+            media: dict[str, Any] = {path.stem: wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
+            media |= {path.stem: wandb.Video(str(path), format="gif") for path in sorted(folder.glob("*.gif"))}
+            self.wandb.log(media, step=step)
 
     def flush(self) -> None:
         """Bring all rows to the disk."""
@@ -130,6 +142,15 @@ def start_wandb(args: Any, folder: Path, script: Path) -> Any:
         return run
     except Exception as error:
         raise ConfigError(f"--track: wandb could not be started: {one_line(error)}") from error
+
+
+def make_film(folder: Path, env_id: str, roles: list[str]) -> None:
+    """film.gif: an episode of these players, by evaluate.py. A game that it cannot film has none."""
+    evaluate = Path(__file__).resolve().parent.parent / "evaluate.py"
+    command = [sys.executable, str(evaluate), "--env-id", env_id, "--roles", ",".join(roles), "--episodes", "1"]
+    done = subprocess.run([*command, "--gif", str(folder / "film.gif")], capture_output=True, text=True)
+    if done.returncode:
+        print(f"no film: {one_line(ValueError(done.stderr))}", flush=True)
 
 
 def draw_curve(path: Path, rows: list[Row], title: str) -> None:

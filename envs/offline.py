@@ -141,7 +141,7 @@ def main(args_class: type, train: Callable[[Any], Any]) -> int:
     doc = sys.modules[train.__module__].__doc__
 
     def work(_: Any) -> int:
-        sys.stdout.reconfigure(line_buffering=True)  # progress shows at once in a log file, too
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore  # progress shows at once in a log, too
         try:
             train(parse(args_class, doc))
         except FloatingPointError as error:

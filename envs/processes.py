@@ -19,7 +19,7 @@ def options() -> dict:
     """Of Popen, for a child that hears no Ctrl-C (its parent does, and passes it on) and that, on Linux, is asked to
     stop when its parent dies. Elsewhere it goes on alone, and the lock of its run folder says so."""
     if WINDOWS:
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
     if sys.platform != "linux":
         return {"start_new_session": True}
     prctl = ctypes.CDLL(None).prctl
@@ -46,7 +46,7 @@ def start(command: list[str], cwd: Path, log: Path) -> subprocess.Popen:
 def ask_to_stop(child: subprocess.Popen) -> None:
     """The child saves and ends. On Windows `terminate` kills at once, but a Ctrl-Break is heard."""
     if WINDOWS:
-        child.send_signal(signal.CTRL_BREAK_EVENT)
+        child.send_signal(signal.CTRL_BREAK_EVENT)  # type: ignore[attr-defined]
     else:
         child.terminate()
 
@@ -54,7 +54,7 @@ def ask_to_stop(child: subprocess.Popen) -> None:
 def machine() -> str:
     """The machine in words: processor, cores, system, Python. No names, no paths."""
     try:
-        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
-    except (OSError, TypeError):
+        cpu = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[0]
+    except (OSError, IndexError):
         cpu = platform.processor() or platform.machine()
     return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"

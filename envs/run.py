@@ -42,11 +42,12 @@ from tqdm import tqdm
 from envs import checkpoints, system
 from envs.arguments import Count, Positive, Range, Rate, Share, Weight, Whole, check_ranges, parse
 from envs.checkpoints import load_weights, read_weights, write_checkpoint, write_json
+from envs.devices import Device, find_device
 from envs.errors import ConfigError
 from envs.folders import RunFolder, follow_paths, new_folder, old_folder
 from envs.grid import EnvSpec
 from envs.guard import Stop, StopSignals, fail, guarded
-from envs.metrics import Metrics, draw_curve
+from envs.metrics import Metrics, draw_curve, make_film
 
 __all__ = ["ConfigError", "Count", "Positive", "Range", "Rate", "Run", "RunArgs", "Share", "Weight", "Whole",
            "check_ranges", "descend", "fail", "guarded", "load_script", "main", "parse", "read_weights",
@@ -76,6 +77,8 @@ class RunArgs:
     """group of the tracked run (a sweep sets it)"""
     wandb_tags: str = ""
     """comma-separated tags of the tracked run"""
+    device: Device = "cpu"
+    """where the networks are; the games are always played on the CPU"""
     torch_threads: Annotated[int, Range(1, 256), tyro.conf.arg(metavar="1..256")] = 1
     """threads of torch; small networks run best with one"""
     log_every: Positive = 10
@@ -136,6 +139,7 @@ def main(args_class: type[RunArgs], train: Callable[[Any, Run], None], argv: lis
 
 def checked(args: Any) -> Any:
     """The settings, once they fit each other."""
+    find_device(args.device)
     if hasattr(args, "check"):
         args.check()
     return args
@@ -189,7 +193,7 @@ def keep_compiled_apart(module: ModuleType) -> None:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(Path(before or PROJECT / "__pycache__") / module.__name__)
     for thing in list(vars(module).values()):
-        cache = getattr(thing, "_cache", None)
+        cache: Any = getattr(thing, "_cache", None)
         if hasattr(thing, "py_func") and thing.py_func.__module__ == module.__name__ and hasattr(cache, "cache_path"):
             if cache.cache_path is not None:  # None: it is not cached at all
                 thing.enable_caching()
@@ -211,7 +215,7 @@ class Run:
         self.next_eval = self.args.eval_every
         self.scores: dict[str, float] = {}
         self.is_battle = False
-        self.metrics: Metrics | None = None
+        self.metrics: Metrics = None  # type: ignore[assignment]  # until `start`
 
     # before the training
 
@@ -219,6 +223,11 @@ class Run:
     def resumed(self) -> bool:
         """Whether there is a save to go on from (a run killed before its first one starts anew)."""
         return bool(self.spec)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the networks are."""
+        return find_device(self.args.device)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -248,7 +257,7 @@ class Run:
         # since the last row: episodes, steps, battles won, returns of the players, items taken of each kind
         self.window = np.zeros(3 + env_spec.num_players + len(kinds))
         self.keep = {"run": self.window, **(keep or {})}
-        self.facts_of_spec = {
+        self.facts_of_spec: dict[str, Any] = {
             "script": self.folder.script.name, "code_version": self.folder.code_version, "env_id": env_spec.env_id,
             "obs_shape": list(env_spec.obs_shape), "num_actions": env_spec.num_actions, "learners": learners,
             "env_config": env_spec.config, "args": asdict(self.folder.args) | {"resume": ""},
@@ -271,7 +280,7 @@ class Run:
                 raise ConfigError(f"'{folder / 'spec.json'}' does not fit: {name} is {spec[name]}, not {here}")
         if spec["best"] is not None and (folder.with_name("best")).exists():
             checkpoints.read_checkpoint(folder.with_name("best"))
-        weights, state, _ = self.folder.saved
+        weights, state, _ = self.folder.saved  # type: ignore[misc]  # there is one: this run is resumed
         load_weights(self.net, weights, folder / "weights.safetensors")
         for name in {key.partition(".")[0] for key in state} - self.keep.keys():
             raise ConfigError(f"'{folder / 'resume.safetensors'}' does not fit: it has an unknown '{name}'")
@@ -421,9 +430,9 @@ class Run:
         read_weights(folder, self.net)
         return True
 
-    def finish(self, results: dict[str, dict[str, float]]) -> None:
+    def finish(self, results: dict[str, dict[str, float] | None]) -> None:
         """The final scores, by name: "eval" for the last weights, "eval_greedy", "eval_best", ..."""
-        results = {"eval_best": None} | results
+        results = {"eval_best": None, **results}
         wall_time = self.wall_time
         self.metrics.write_final(self.step, results)
         draw_curve(self.dir / "curve.png", self.metrics.rows, f"{self.title}, seed {self.args.seed}")
@@ -435,6 +444,11 @@ class Run:
                 name = "best" if name == "eval_best" else name.replace("eval", "last", 1)
                 print(f"  {name:<12} {self.in_words(scores)}")
         print(f"curve: {self.dir / 'curve.png'}", flush=True)
+        if self.args.track:
+            roles = self.facts_of_spec.get("roles", [""] * (1 if self.is_battle else len(self.learners)))
+            players = [str(self.dir) if seat in self.learners else role for seat, role in enumerate(roles)]
+            make_film(self.dir, self.facts_of_spec["env_id"], players)
+            self.metrics.show_pictures(self.dir, self.step)
 
     def in_words(self, scores: dict[str, float]) -> str:
         """One line of the final table."""

@@ -18,7 +18,7 @@ from typing import IO
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
     import msvcrt
 
 # Ctrl-C, a polite kill, a closed terminal, Windows' Ctrl-Break: as far as the system has them
@@ -102,7 +102,7 @@ def lock(path: Path) -> IO[bytes] | None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             else:
                 file.seek(0)
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError:
             file.close()
             return None

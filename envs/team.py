@@ -30,7 +30,8 @@ def make_env(env_id: str, num_envs: int, seed: int, start_jitter: float = 0.0, c
         raise envs.ConfigError(f"--start-jitter is for battles only, not for {env_id}")
     if is_particles:
         return ParticleEnv(env_id, num_envs, seed, continuous)
-    return envs.make(env_id, num_envs, seed, **({"start_jitter": start_jitter} if start_jitter else {}))
+    settings: dict[str, Any] = {"start_jitter": start_jitter} if start_jitter else {}
+    return envs.make(env_id, num_envs, seed, **settings)
 
 
 class Nearby:
@@ -54,7 +55,7 @@ class Nearby:
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """obs (B, N, H, W, planes) of 0/1, own plane first -> (B, N, size); zeros for who has left"""
         cells = obs.reshape(obs.shape[0] * obs.shape[1], -1, obs.shape[-1])  # (B * N, cell, plane)
-        present, own = cells[:, :, 0].any(1), cells[:, :, 0].argmax(1)
+        present, own = cells[:, :, 0].max(1) > 0, cells[:, :, 0].argmax(1)
         by_rank, seen = np.take_along_axis(cells, self.nearest[own][:, :, None], 1), [self.place[own]]
         for plane, slots in enumerate(self.slots, start=1):
             things = by_rank[:, :, plane]  # (B * N, rank)
@@ -76,8 +77,8 @@ class TeamGame:
         self.is_grid, self.is_battle = isinstance(env, GridEnv), "battle_won" in env.info
         self.shared_reward, self.continuous = not self.is_grid, bool(getattr(env, "continuous", False))
         self.num_envs, self.num_agents, self.num_actions = env.num_envs, spec.num_players, spec.num_actions
-        self.nearby = Nearby(env.game) if self.is_grid else None
-        self.num_features = self.nearby.size + 1 if self.is_grid else int(np.prod(spec.obs_shape))
+        self.nearby: Any = Nearby(env.game) if self.is_grid else None
+        self.num_features = self.nearby.size + 1 if self.nearby else int(np.prod(spec.obs_shape))
         self.obs_size = 8 * -(-self.num_features // 8)
         self.state_size = self.num_agents * self.obs_size if self.is_grid else spec.state_shape[0]
 
@@ -94,7 +95,7 @@ class TeamGame:
         seen = self._see(obs, info["episode_length"], info.get("final_state"))
         return seen | {"alive": torch.from_numpy(shown)}
 
-    def _see(self, obs: np.ndarray, t: np.ndarray, state: np.ndarray | None) -> dict[str, torch.Tensor]:
+    def _see(self, obs: np.ndarray, t: np.ndarray, state: Any) -> dict[str, torch.Tensor]:
         """Grid games add the time; nobody acts at the horizon, so a final observation counts as one step earlier."""
         seen = torch.zeros(*obs.shape[:2], self.obs_size)
         if not self.is_grid:
@@ -107,7 +108,7 @@ class TeamGame:
 
     def env_actions(self, actions: torch.Tensor) -> np.ndarray:
         """Actions as the env takes them: -1..1 becomes 0..1 for forces."""
-        return ((actions.clamp(-1, 1) + 1) / 2 if self.continuous else actions).numpy()
+        return ((actions.clamp(-1, 1) + 1) / 2 if self.continuous else actions).cpu().numpy()
 
     def reward(self) -> np.ndarray:
         """(B, N) of the last step"""

@@ -71,7 +71,7 @@ class Questions(NamedTuple):
     a player who left, or who lost what its goal is about, is unknown."""
 
     tree: np.ndarray  # (R,) int64
-    index: np.ndarray  # (R,) int64 which of the others, 0 .. N-2
+    index: np.ndarray  # type: ignore[assignment]  # (R,) int64 which of the others, 0 .. N-2
     ids: np.ndarray  # (R, K) int32 what the player sees
     t: np.ndarray  # (R,) float32 share of the episode that is over
     legal: np.ndarray  # (R, A) bool

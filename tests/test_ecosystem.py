@@ -2,6 +2,8 @@
 installed, SuperSuit with stable-baselines3, TorchRL and RLlib (marked `ecosystem`)."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -14,7 +16,8 @@ from gymnasium.wrappers import vector as wrappers
 import envs
 
 HUNT, BATTLE = "msh-4h1s-4x4", "smac-3m"
-GUIDE = (Path(__file__).parent.parent / "docs" / "ecosystem.md").read_text()
+ROOT = Path(__file__).resolve().parent.parent
+GUIDE = (ROOT / "docs" / "ecosystem.md").read_text()
 ecosystem = pytest.mark.ecosystem
 OLD = tuple(map(int, gymnasium.__version__.split(".")[:2])) < (1, 4)  # its statistics miscount in the same-step mode
 COUNTED = AutoresetMode.NEXT_STEP if OLD else AutoresetMode.SAME_STEP
@@ -372,6 +375,15 @@ def test_rllib_sees_every_end():
                 _, _, terminated, truncated, _ = env.step({agent: int(rng.integers(7)) for agent in game.agents})
             missed[keep_agents] += not (terminated["__all__"] or truncated["__all__"])
     assert missed[True] == 0 and missed[False] > 0
+
+
+@ecosystem
+def test_optuna_tries_settings(tmp_path):
+    installed("optuna")
+    command = [sys.executable, str(ROOT / "experiments/optuna_search.py"), "--trials", "2", "--total-timesteps", "256"]
+    more = "--num-envs 4 --eval-every 0 --final-eval-episodes 4"
+    done = subprocess.run([*command, "--more", more], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0 and "best return" in done.stdout, done.stderr
 
 
 @ecosystem

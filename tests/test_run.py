@@ -31,6 +31,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 import pretrain_vae
 import qmix
@@ -39,7 +41,7 @@ from envs import checkpoints, metrics, system
 from envs import run as run_module
 from envs.errors import ConfigError
 from envs.guard import Unheard
-from envs.run import Range, load_script, main
+from envs.run import Range, load_script, main, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 HOP = ["--num-envs", "4", "--num-steps", "4", "--total-timesteps", "192", "--hidden-size", "16"]
@@ -905,8 +907,6 @@ def test_wrong_settings_are_one_line(fake, capsys, argv, words, tmp_path, monkey
 
 
 def test_flags_can_be_written_as_sweepers_do(fake):
-    from envs.run import parse
-
     module = load_script(fake)
     assert parse(module.Args, "", ["--track=True"]).track is True
     assert parse(module.Args, "", ["--track=false"]).track is False
@@ -928,7 +928,7 @@ def test_a_script_is_loaded_once_whatever_its_name(fake, tmp_path):
 # trackers
 
 
-def test_wandb_gets_the_script_the_scalars_and_the_final_scores(fake, tmp_path, monkeypatch, capsys):
+def test_wandb_gets_the_script_the_scalars_the_final_scores_pictures_and_a_film(fake, tmp_path, monkeypatch, capsys):
     class Tracked:
         def __init__(self, **settings):
             self.settings, self.rows, self.files, self.open = settings, [], [], True
@@ -951,16 +951,72 @@ def test_wandb_gets_the_script_the_scalars_and_the_final_scores(fake, tmp_path, 
             made.append(Tracked(**settings))
             return made[-1]
 
+        @staticmethod
+        def Image(path):
+            return Path(path).name
+
+        @staticmethod
+        def Video(path, format):
+            return Path(path).name
+
+    def film(folder, env_id, roles):
+        assert env_id == "toy" and roles == [str(folder)] * 2
+        (folder / "film.gif").touch()
+
     monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    monkeypatch.setattr(run_module, "make_film", film)
     code, text = here(fake, ["--run-dir", str(tmp_path / "x"), "--track", "--wandb-tags", "a,b", *QUICK], capsys)
     assert code == 0, text
     (tracked,) = made
     assert tracked.files == [fake.name] and not tracked.open and tracked.settings["tags"] == ["a", "b"]
-    assert [step for step, _ in tracked.rows] == [10, 20, 30, 40, 50, 60, 60]
-    assert set(tracked.rows[-1][1]) == {"final/eval/return", "final/eval_best/return"}
+    assert [step for step, _ in tracked.rows] == [10, 20, 30, 40, 50, 60, 60, 60]
+    assert set(tracked.rows[-2][1]) == {"final/eval/return", "final/eval_best/return"}
+    assert tracked.rows[-1][1] == {"curve": "curve.png", "film": "film.gif"}
     monkeypatch.setattr(Wandb, "init", lambda **_: 1 / 0)
     code, text = here(fake, ["--run-dir", str(tmp_path / "y"), "--track", *QUICK], capsys)
     assert code == 2 and "wandb could not be started" in text and text.count("\n") == 1
+
+
+def test_tensorboard_knows_the_settings_and_the_final_scores(fake, tmp_path, capsys):
+    folder = tmp_path / "x"
+    assert here(fake, ["--run-dir", str(folder), *QUICK], capsys)[0] == 0
+    events = EventAccumulator(str(folder)).Reload()
+    session = HParamsPluginData.FromString(events.summary_metadata[SESSION_START_INFO_TAG].plugin_data.content)
+    assert session.session_start_info.hparams["gamma"].number_value == 0.9
+    assert session.session_start_info.hparams["device"].string_value == "cpu"
+    experiment = HParamsPluginData.FromString(events.summary_metadata[EXPERIMENT_TAG].plugin_data.content)
+    assert [info.name.tag for info in experiment.experiment.metric_infos] == ["final/eval/return"]
+    result = json.loads((folder / "result.json").read_text())
+    assert events.Scalars("final/eval/return")[-1].value == pytest.approx(result["eval"]["return"])
+
+
+def test_a_film_is_made_by_evaluating(whole_runs, tmp_path, tmp_path_factory, capsys):
+    run = whole_run("ppo_baseline.py", whole_runs, tmp_path_factory)
+    metrics.make_film(tmp_path, "msh-4h1s-4x4", [str(run), "ns", "ns", "random"])
+    assert (tmp_path / "film.gif").read_bytes()[:3] == b"GIF" and not capsys.readouterr().out
+    metrics.make_film(tmp_path, "toy", [str(run)])
+    assert capsys.readouterr().out.startswith("no film: ")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_flags_can_be_given_as_sweepers_write_them(script):
+    module = load_script(ROOT / script)
+    flags = [field.name for field in fields(module.Args) if isinstance(field.default, bool)]
+    assert "track" in flags
+    for name in flags:
+        for spelled in (name, name.replace("_", "-")):
+            for value in (True, False):
+                assert getattr(parse(module.Args, "", [f"--{spelled}={value}"]), name) is value
+
+
+def test_the_sweep_for_wandb_fits_its_script():
+    yaml = pytest.importorskip("yaml")
+    sweep = yaml.safe_load((ROOT / "experiments/wandb_sweep.yaml").read_text())
+    args_class = load_script(ROOT / sweep["program"]).Args
+    for name, choice in sweep["parameters"].items():
+        for value in choice.get("values", [choice.get("value", choice.get("min"))]):
+            parse(args_class, "", [f"--{name}={value}"])
+    assert sweep["metric"]["name"] == "final/eval/return"
 
 
 def test_rows_are_read_up_to_the_first_that_is_none(tmp_path):
