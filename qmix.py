@@ -322,7 +322,8 @@ class Team:
         """What was seen and the actions (B, N)."""
         seen = self.game.observe()
         q_values, self.memory = self.agent(seen["obs"][None], self.last_action[None], self.memory)
-        actions = q_values[0].masked_fill(~seen["legal"], -1e9).argmax(2)
+        self.q_values = q_values[0]  # (B, N, A)
+        actions = self.q_values.masked_fill(~seen["legal"], -1e9).argmax(2)
         if self.epsilon > 0.0:
             chances = torch.rand(seen["legal"].shape, generator=self.rng) * seen["legal"]
             explore = torch.rand(actions.shape, generator=self.rng) < self.epsilon
@@ -333,6 +334,10 @@ class Team:
         """(B, N) actions for the env, or (B,) of the seat"""
         actions = self.decide()[1].numpy()
         return actions if self.seat is None else actions[:, self.seat]
+
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """Its Q values in game `row` before its last action (envs/roles.py), of all agents or of the seat."""
+        return {"q_values": self.q_values[row, slice(None) if self.seat is None else self.seat].cpu().numpy()}
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
