@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -82,6 +84,22 @@ class Metrics:
             settings = {name: x if isinstance(x, (bool, int, float)) else str(x) for name, x in self.settings.items()}
             for summary in hparams(settings, {"final/eval/return": scalars["final/eval/return"]}):
                 self.tensorboard.file_writer.add_summary(summary)
+
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """A film (GIF) to TensorBoard; a film or a page to wandb, to look at and as an artefact."""
+        if path.suffix == ".gif":
+            with Image.open(path) as film:
+                image = Summary.Image(width=film.width, height=film.height, colorspace=3)
+            image.encoded_image_string = path.read_bytes()
+            self.tensorboard.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+        if self.wandb:
+            import wandb
+
+            media = wandb.Video(str(path)) if path.suffix == ".gif" else wandb.Html(str(path))
+            self.wandb.log({name: media}, step=step)
+            artefact = wandb.Artifact(f"{self.wandb.id}-{name.replace('/', '-')}", type="replay")
+            artefact.add_file(str(path))
+            self.wandb.log_artifact(artefact)
 
     def flush(self) -> None:
         """Bring all rows to the disk."""

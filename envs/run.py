@@ -39,12 +39,13 @@ import tyro
 from torch import nn
 from tqdm import tqdm
 
+import envs
 from envs import checkpoints
 from envs.arguments import Count, Positive, Range, Rate, Share, Weight, Whole, check_ranges, parse
 from envs.checkpoints import load_weights, read_weights, write_checkpoint, write_json
 from envs.errors import ConfigError
 from envs.folders import RunFolder, follow_paths, new_folder, old_folder
-from envs.grid import EnvSpec
+from envs.grid import EnvSpec, GridGame
 from envs.guard import Stop, StopSignals, fail, guarded
 from envs.metrics import Metrics, draw_curve
 
@@ -85,6 +86,8 @@ class RunArgs:
     """episodes of each evaluation during training, always from the true starts"""
     final_eval_episodes: Count = 4096
     """episodes of the evaluation at the end"""
+    capture_video: bool = False
+    """write a GIF of one episode at each evaluation to <run>/videos, and a replay page of the final weights"""
     checkpoint_every: Positive = 20
     """iterations between two saves of checkpoints/last"""
 
@@ -123,7 +126,14 @@ def checked(args: Any) -> Any:
     """The settings, once they fit each other."""
     if hasattr(args, "check"):
         args.check()
+    if args.capture_video and not can_show(args.env_id):
+        raise ConfigError(f"--capture-video has no pictures of {args.env_id}")
     return args
+
+
+def can_show(env_id: str) -> bool:
+    """Whether there are films and replays of a game: of grid games and battles."""
+    return env_id in GridGame.registry or env_id.startswith(envs.BATTLES)
 
 
 def load_script(path: str | Path) -> ModuleType:
@@ -311,6 +321,14 @@ class Run:
             self.best = tuple(map(float, rank))
             spec = self.spec_of_now() | {"eval": scores}
             write_checkpoint(self.dir / "checkpoints" / "best", self.net.state_dict(), None, spec)
+        self.show_itself("eval/film")
+
+    def show_itself(self, name: str, page: bool = False) -> None:
+        """A film or a replay page of the present weights, for the folder, TensorBoard and wandb, if that is wanted."""
+        if self.args.capture_video or (self.args.track and can_show(self.args.env_id)):
+            from envs.film import capture
+
+            self.metrics.picture(name, capture(self, page), self.step)
 
     def log_due(self) -> bool:
         """Every `log_every` iterations, at the last one, and after every evaluation."""
@@ -389,6 +407,7 @@ class Run:
         self.metrics.write_final(self.step, results)
         draw_curve(self.dir / "curve.png", self.metrics.rows, f"{self.title}, seed {self.args.seed}")
         summary = {"finished": True, "global_step": self.step, "wall_time": wall_time, **results}
+        self.show_itself("final/replay", page=True)
         write_json(self.dir / "result.json", summary | {"time": self.spent})
         print(f"finished in {wall_time:.0f} s; on fresh episodes:")
         for name, scores in sorted(results.items(), key=lambda item: item[0] == "eval_best"):
