@@ -33,7 +33,7 @@ from envs.roles import Seats
 
 HUMAN = "human"
 KEYS = {"w": "UP", "a": "LEFT", "s": "DOWN", "d": "RIGHT", " ": "STAY"}  # the arrows are called as the actions
-HUNT_KEY, QUIT_KEY = "h", "q"
+HUNT_KEY, QUIT_KEY, CTRL_D = "h", "q", "\x04"
 
 
 @dataclass
@@ -186,8 +186,10 @@ class Person:
         if sys.stdin.isatty():
             print(question, end="", flush=True)
             text = system.read_key()
+            if text in ("", CTRL_D):
+                raise Quit
             print("space" if text == " " else text)
-            return text or "\x04"
+            return text
         try:
             text = input(question)
         except EOFError:

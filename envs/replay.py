@@ -15,6 +15,7 @@ import base64
 import gzip
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,10 +271,11 @@ class Replay:
         return json.dumps(self.data, separators=(",", ":"), allow_nan=False)
 
     def page(self) -> str:
-        """The page with everything in it; figures of many units are compressed (the page says how)."""
+        """The page with everything in it. Figures of many units are compressed, and rounded if that is not enough."""
         text = self.text().replace("</", "<\\/")
         if len(text) > PLAIN:
-            text = json.dumps(base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode())
+            packed = pack(text)
+            text = packed if len(packed) <= PLAIN else pack(re.sub(r"(\.\d\d)\d", r"\1", text))
         return Path(__file__).with_name("replay.html").read_text(encoding="utf-8").replace("__REPLAY__", text)
 
     def write(self, path: str | Path) -> None:
@@ -286,6 +288,11 @@ class Replay:
     def returns(self) -> np.ndarray:
         """(E, N)"""
         return np.array([np.sum([step["rewards"] for step in part["steps"]], 0) for part in self.data["episodes"]])
+
+
+def pack(text: str) -> str:
+    """As a JSON string: gzip in base64."""
+    return json.dumps(base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode())
 
 
 def plain(x: Any) -> Any:

@@ -96,10 +96,10 @@ def remove(path: Path) -> None:
 
 
 def read_key() -> str:
-    """The next key at the terminal, without Enter: a letter, or up, down, left, right."""
+    """The next key at the terminal, without Enter: a letter, or up, down, left, right; "" if the terminal is gone."""
     if sys.platform == "win32":
         key, arrows = msvcrt.getwch(), {"H": "up", "P": "down", "K": "left", "M": "right"}
-        return arrows.get(msvcrt.getwch(), "") if key in "\x00\xe0" else key
+        return arrows.get(msvcrt.getwch(), "?") if key in "\x00\xe0" else key
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     try:
@@ -108,7 +108,7 @@ def read_key() -> str:
     finally:
         termios.tcsetattr(terminal, termios.TCSANOW, before)
     arrows = {"A": "up", "B": "down", "C": "right", "D": "left"}
-    return arrows.get(key[2:3], "") if key.startswith(("\033[", "\033O")) else key[:1]
+    return arrows.get(key[2:3], "?") if key.startswith(("\033[", "\033O")) else key[:1]
 
 
 def lock(path: Path) -> IO[bytes] | None:

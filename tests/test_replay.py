@@ -439,6 +439,23 @@ def test_scrub_events_play_and_themes(browser, pages):
 
 
 @needs_browser
+def test_what_was_foretold_and_imagined_is_shown(browser, pages):
+    data = pages["world"].data
+    browser.open(pages["world"].path, "#e=1&t=0&p=2")
+    step, frame = data["episodes"][0]["steps"][0], data["episodes"][0]["frames"][0]
+    here = [reward for reward, cell in zip(step["world"]["rewards"], frame["cells"], strict=True) if cell != GONE]
+    assert [float(text.replace("−", "-")) for text in browser.texts("[data-world]")] == pytest.approx(here, abs=0.006)
+    boards = browser.texts("#imagined figcaption")
+    assert len(boards) == len(step["thoughts"]["1"]["imagined"]) == len(step["legal"][1])
+    next_cells, off = data["episodes"][0]["frames"][1]["cells"], 0
+    for cell in range(16):  # red: some player or item is off by more than 0.1
+        foretold = {plane: value for plane, where, value in step["world"]["planes"] if where == cell and plane < 4}
+        off += any(abs(foretold.get(j, 0) - (next_cells[j] == cell)) > 0.1 for j in range(4))
+    assert browser.run("document.querySelectorAll('#world figure:first-child svg > rect[stroke]').length") >= off > 0
+    assert browser.errors == []
+
+
+@needs_browser
 def test_battles_show_what_was_recorded(browser, pages):
     data = pages["fight"].data
     browser.open(pages["fight"].path, "#e=2&t=3&p=2")
@@ -516,7 +533,8 @@ def test_single_keys_and_arrows(monkeypatch):
     ours, theirs = os.openpty()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: theirs, isatty=lambda: True))
     before = termios.tcgetattr(theirs)
-    for typed, key in ((b"w", "w"), (b" ", " "), (b"\033[A", "up"), (b"\033[D", "left"), (b"\033OB", "down")):
+    arrows = {b"\033[A": "up", b"\033[D": "left", b"\033OB": "down", b"\033[5~": "?"}
+    for typed, key in ({b"w": "w", b" ": " "} | arrows).items():
         os.write(ours, typed)
         assert system.read_key() == key and termios.tcgetattr(theirs) == before
     os.close(ours)
