@@ -5,6 +5,7 @@
     python evaluate.py --roles runs/<run>,runs/<run>,runs/<run>,runs/<run> --gif hunt.gif
     python evaluate.py --env-id smac-3m --roles runs/<team> --episodes 256 --gif fight.gif
     python evaluate.py --env-id smac-3m --roles runs/<team>,runs/<other>,nearest --episodes 256
+    python evaluate.py --roles runs/<hop>,ns,nh,runs/<ppo> --replay hunt.html --episodes 3
     python evaluate.py --adaptation runs/<hop> --compare runs/<ppo> --strangers runs/<ppo of another seed> \
         --best-responses runs/best_response --csv adaptation.csv --plot adaptation.png
     python evaluate.py --adaptation runs/<seed 1>,runs/<seed 2>,runs/<seed 3> --line-ups "nh,nh,nh;ns,nh,random"
@@ -15,6 +16,9 @@ checkpoint), or a checkpoint folder; `@2` picks the second learner of a run. How
 player is one convention, told in envs/roles.py. Every episode is the first one of an env of its own, from the true
 starts, so that long and short episodes count alike. In a battle a role is a team (a run folder, a checkpoint folder or
 a rule-based team): one for all seats, or one for each.
+
+`--replay` plays episodes in a row into one web page that shows what the players thought at every step (docs/replay.md);
+with `--adaptation` the 30 episodes of the first agent among the first line-up.
 
 `--adaptation` puts an agent into seat 1 among co-players it never trained with, for 30 episodes in a row, and shows how
 its return grows with what it learns of them, beside its raw policy and agents that do not adapt. `--beliefs` shows what
@@ -37,12 +41,14 @@ import numpy as np
 import tyro
 
 from envs.checkpoints import read_json
+from envs.film import film
 from envs.folders import check_output
 from envs.grid import ITEM, PLAYERS
 from envs.players import RulePlayers
 from envs.players import names as rule_names
 from envs.pool import mixed_team
 from envs.recording import rule_probabilities
+from envs.replay import ALGORITHMS, MOST_EPISODES, Replay, plain, record
 from envs.roles import Episodes, Seats, find_checkpoint, load_policy, parse_roles, play_episodes, play_in_a_row
 from envs.run import Positive, Range, Weight, Whole, guarded, parse
 from envs.user_players import is_file_role
@@ -51,9 +57,6 @@ CHUNK = 4096  # episodes played side by side
 LINE_UPS = ("ns,ns,ns", "nh,nh,nh", "random,random,random", "ns,nh,random", "ns,ns,random")  # of the adaptation table
 PHASES = {"1-5": slice(0, 5), "6-15": slice(5, 15), "16-30": slice(15, 30)}  # episodes
 ENOUGH = 3  # agents for an interval over agents
-ALGORITHMS = {
-    "hopplus_mcts": "HOP+", "hopplus_nomcts": "HOP+ without trees", "ppo_baseline": "PPO", "mappo_hyper": "MAPPO",
-}  # fmt: skip
 COLOURS, STYLES = ("#D55E00", "#E69F00", "#0072B2", "#009E73"), ("-", "-.", "--", ":")
 NEXT_GAMES = 100_000  # added to the seed for each further agent: were the games the same, so would be their luck
 
@@ -81,7 +84,13 @@ class Args:
     gif: str = ""
     """also play one episode into this GIF"""
     fps: Annotated[float, Range(0.1, 60), tyro.conf.arg(metavar="0.1..60")] = 2.0
-    """frames per second of the GIF"""
+    """steps per second of the GIF"""
+    replay: str = ""
+    """play instead --episodes episodes (at most 100) in a row into this HTML page, with all that was thought"""
+    replay_json: str = ""
+    """write the figures of the replay to this JSON file"""
+    world_model: str = ""
+    """replay: folder of a world model, to show beside each board what it foretold"""
 
     # adaptation
     adaptation: str = ""
@@ -167,37 +176,22 @@ def evaluate(args: Args, settings: dict) -> list[dict]:
     return [*rows, everybody]
 
 
-def film(args: Args, settings: dict) -> None:
-    """One episode as a GIF."""
-    from envs import render
-
-    env = envs.make(args.env_id, num_envs=1, seed=args.seed, **settings)
-    roles = parse_roles(args.roles, env.spec.num_players, "random")
-    seats = Seats(env, roles, None, args.seed, args.greedy)
-    returns = np.zeros(len(roles))
-    frames = [render.picture(render.View.of(env.game, env.states[0], returns, np.zeros(len(roles), np.int8)))]
-    done = False
-    while not done:
-        actions = seats.act()
-        after = env.game.simulate(env.states, actions)  # the env itself shows the next episode once this one is over
-        info = env.step(actions)[-1]
-        seats.watch(actions, info)
-        returns += after.reward[0]
-        frames.append(render.picture(render.View.of(env.game, after.states[0], returns, after.taken[0])))
-        done = bool(info["done"][0])
-    render.write_gif(args.gif, frames, args.fps)
 
 
 def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how) -> np.ndarray:
     """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, simulations)."""
     env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
+    return play_in_a_row(env, seats_among(args, env, agent, others, **how), 30)
+
+
+def seats_among(args: Args, env, agent: str, others: list[str], **how) -> Seats:
+    """The agent, with attributes as `how` says, and the others."""
     policy = load_policy(agent, env, 0, args.seed, args.greedy)
     for name, value in how.items():
         if not hasattr(policy, name):
             raise envs.ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
         setattr(policy, name, value)
-    seats = Seats(env, [agent, *others], agent, args.seed + 1000, args.greedy, {0: policy})
-    return play_in_a_row(env, seats, 30)
+    return Seats(env, [agent, *others], agent, args.seed + 1000, args.greedy, {0: policy})
 
 
 def algorithm_of(agents: list[str]) -> str:
@@ -280,6 +274,11 @@ def summarise_runs(parts: list[np.ndarray], over: str) -> dict:
     return cells
 
 
+def budget(args: Args) -> dict:
+    """What is asked of the agent that adapts."""
+    return {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
+
+
 def adaptation(args: Args, settings: dict) -> list[dict]:
     """The rows of the adaptation table, one per line-up and player of seat 1, all its agents pooled, then one per agent
     if there are several; curves in `returns`."""
@@ -292,10 +291,9 @@ def adaptation(args: Args, settings: dict) -> list[dict]:
     rows, own_name = [], algorithm_of(agents)
     compared_name = algorithm_of(compared) if compared else ""
     compared_name += ", compared" if compared_name == own_name else ""
-    budget = {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
     for name, others in line_ups.items():
         players = {
-            own_name: (agents, budget),
+            own_name: (agents, budget(args)),
             f"{own_name}, raw policy": (agents, {"planned": False}),
             compared_name: (compared, {}),
             "best response": (best.get(",".join(others)) or best.get(",".join(others[-1:] + others[:-1]), []), {}),
@@ -511,24 +509,59 @@ def evaluate_battle(args: Args, settings: dict) -> list[dict]:
     return [{name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}]
 
 
-def film_battle(args: Args, settings: dict) -> None:
-    """One battle as a GIF; --fps counts steps (2 is the game's own speed), each shown in four pictures."""
-    from envs.battles import BattleEnv
-    from envs.battles.render import camera, draw
-    from envs.render import write_gif
+# replay
 
-    battle = envs.parallel_env(args.env_id, **settings)
-    battle.reset(seed=args.seed)
-    team, shown = mixed_team(args.roles.split(","), battle.env, args.seed, args.greedy), battle.moments(2)
-    while battle.agents:
-        actions = team.act(battle.env)
-        battle.step(dict(zip(battle.possible_agents, actions[0].tolist(), strict=True)))
-        team.watch(battle.env, actions, battle.env.info)
-        shown += battle.moments(2)
-    if isinstance(battle.env, BattleEnv):  # the package draws its own pictures
-        view = camera(battle.env, shown)
-        shown = [draw(battle.env, moment, view) for moment in shown]
-    write_gif(args.gif, shown, 4 * args.fps, [len(shown) - 1])
+
+def record_replay(args: Args, settings: dict) -> Replay:
+    """What was played and thought, in a row in one game."""
+    how = {"world": world_of(args.world_model)} if args.world_model else {}
+    if args.adaptation:
+        agent, *_ = parse_agents("adaptation", args.adaptation)
+        others, *_ = parse_line_ups(args, settings).values()
+        how["seats"] = lambda env: seats_among(args, env, agent, others, **budget(args))
+        return record(args.env_id, ",".join([agent, *others]), 30, args.seed, args.greedy, settings, **how)
+    episodes = min(args.episodes, MOST_EPISODES)
+    return record(args.env_id, args.roles, episodes, args.seed, args.greedy, settings, **how)
+
+
+def world_of(folder: str):
+    """env -> what a trained world model foretells of a step of it: planes as [plane, cell, value] (players, then kinds
+    of items), rewards (N,) and the chance that the episode ends."""
+    import torch
+
+    import train_world_model
+
+    def make(env):
+        model, num_players = train_world_model.load_checkpoint(folder, env.spec)[0], env.spec.num_players
+        order = (torch.arange(num_players)[:, None] + torch.arange(num_players)) % num_players  # (viewer, N) own first
+
+        def foretell(state: np.ndarray, actions: np.ndarray) -> dict:
+            cells, board, t = train_world_model.from_states(np.tile(state, (num_players, 1)), model.game)
+            obs = train_world_model.to_planes(cells.gather(1, order), board, model.game)
+            out = model.predict(obs, torch.from_numpy(np.asarray(actions, np.int64))[order], t)
+            viewer = int((cells[0] >= 0).int().argmax())
+            planes = out["planes"][viewer].flatten(0, 1).numpy()  # (cells, C)
+            things = np.concatenate([planes[:, order[viewer].argsort()], planes[:, num_players + 1 :]], 1).T
+            shown = [[int(k), int(cell), plain(things[k, cell])] for k, cell in np.argwhere(abs(things) > 0.01)]
+            return {"planes": shown, "rewards": plain(out["reward"]), "end": plain(out["end"][viewer])}
+
+        return foretell
+
+    return make
+
+
+def write_replay(args: Args, replay: Replay) -> None:
+    """The files asked for, and who earned what."""
+    returns, players = replay.returns(), replay.data["players"]
+    how = "greedy" if args.greedy else "sampled"
+    print(f"{args.env_id}, {len(returns)} episodes in a row, {how} play")
+    print_table([
+        {"player": player["name"], "role": player["role"], "return": float(mean)}
+        for player, mean in zip(players, returns.mean(0), strict=True)
+    ])  # fmt: skip
+    for path in filter(None, (args.replay, args.replay_json)):
+        replay.write(path)
+        print(f"replay: {path} ({Path(path).stat().st_size / 1e6:.2f} MB)")
 
 
 def print_table(rows: list[dict], hide: tuple[str, ...] = ()) -> None:
@@ -549,17 +582,25 @@ def write_atomically(path: str, text: str) -> None:
 def check_outputs(args: Args) -> None:
     """Whatever is to be written can be: asked before any work is done."""
     endings = {"json": (".json",), "csv": (".csv",), "gif": (".gif",), "plot": (".png", ".pdf", ".svg")}
+    endings |= {"replay": (".html",), "replay_json": (".json",)}
     for name, known in endings.items():
         path = getattr(args, name)
         if path and Path(path).suffix not in known:
-            raise envs.ConfigError(f"--{name} {path} must end in {' or '.join(known)}")
+            raise envs.ConfigError(f"--{name.replace('_', '-')} {path} must end in {' or '.join(known)}")
         if path:
-            check_output(f"--{name}", path)
+            check_output(f"--{name.replace('_', '-')}", path)
 
 
 def main(args: Args) -> None:
     check_outputs(args)
     settings = parse_settings(args.set)
+    if args.replay or args.replay_json:
+        write_replay(args, record_replay(args, settings))
+        if args.gif:
+            write_film(args, settings)
+        return
+    if args.world_model:
+        raise envs.ConfigError("--world-model shows what it foretold in a replay: give --replay or --replay-json, too")
     if args.adaptation:
         rows = adaptation(args, settings)
         if args.plot:
@@ -576,8 +617,12 @@ def main(args: Args) -> None:
     print_table(rows)
     write_rows(args, settings, rows)
     if args.gif:
-        film_battle(args, settings) if is_battle else film(args, settings)
-        print(f"GIF: {args.gif}")
+        write_film(args, settings)
+
+
+def write_film(args: Args, settings: dict) -> None:
+    film(args.gif, args.env_id, args.roles, args.seed, args.greedy, settings, args.fps)
+    print(f"GIF: {args.gif}")
 
 
 def write_rows(args: Args, settings: dict, rows: list[dict], **more) -> None:

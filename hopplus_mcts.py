@@ -620,6 +620,7 @@ class Policy(Kept):
         self.seat, self.greedy, self.planned = seat, greedy, planned
         self.play_beta = self.args.play_beta
         self.rng = np.random.default_rng([seed, seat])
+        self.thoughts: tuple[np.ndarray, dict] = (np.zeros(0, np.int64), {})  # games of its last action, and why
 
     @property
     def simulations(self) -> int:
@@ -638,11 +639,23 @@ class Policy(Kept):
         if len(rows):
             seat = np.full(len(rows), self.seat)
             if self.planned:
-                policy = playing_policy(self.args, self.planner.plan(env.states, rows, seat), self.play_beta)
+                plan = self.planner.plan(env.states, rows, seat)
+                policy, thoughts = playing_policy(self.args, plan, self.play_beta), plan._asdict()
             else:
-                policy, _ = self.planner.raw(env.states, rows, seat)
+                policy, value = self.planner.raw(env.states, rows, seat)
+                thoughts = {"value": value}
             actions[rows] = policy.argmax(1) if self.greedy else draw_rows(policy, self.rng)
+            self.thoughts = rows, thoughts | {"policy": policy}
         return actions
+
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """What it thought in game `row` before its last action, as envs/roles.py lists it; nothing once it has left."""
+        beliefs, (rows, thoughts) = self.beliefs, self.thoughts
+        if row not in rows or not beliefs.alive[row, self.seat]:
+            return {}
+        found = {name: array[rows == row][0] for name, array in thoughts.items() if name not in ("legal", "goals")}
+        found |= {"belief": beliefs.belief[row], "goal_cell": beliefs.cell[row], "goal_code": beliefs.code[row]}
+        return found | {"predicted": beliefs.predict()[row]}
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         if self.beliefs.looked:

@@ -558,6 +558,7 @@ class Policy(Kept):
         self.seat, self.greedy, self.planned = seat, greedy, planned
         self.play_beta = self.args.play_beta
         self.rng = np.random.default_rng([seed, seat])
+        self.thoughts: tuple[np.ndarray, dict] = (np.zeros(0, np.int64), {})  # games of its last action, and why
 
     def act(self, env) -> np.ndarray:
         if not self.beliefs.looked:
@@ -567,11 +568,31 @@ class Policy(Kept):
         if len(rows):
             seat = np.full(len(rows), self.seat)
             if self.planned:
-                policy = playing_policy(self.args, self.planner.plan(env.states, rows, seat), self.play_beta)
+                plan = self.planner.plan(env.states, rows, seat)
+                policy, thoughts = playing_policy(self.args, plan, self.play_beta), plan._asdict()
             else:
-                policy, _ = self.planner.raw(env.states, rows, seat)
+                policy, value = self.planner.raw(env.states, rows, seat)
+                thoughts = {"value": value}
             actions[rows] = policy.argmax(1) if self.greedy else draw_rows(policy, self.rng)
+            self.thoughts = rows, thoughts | {"policy": policy}
         return actions
+
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """What it thought in game `row` before its last action, as envs/roles.py lists it; nothing once it has left."""
+        beliefs, (rows, thoughts) = self.beliefs, self.thoughts
+        if row not in rows or not beliefs.alive[row, self.seat]:
+            return {}
+        found = {name: array[rows == row][0] for name, array in thoughts.items() if name not in ("legal", "goals")}
+        found |= {"belief": beliefs.belief[row], "goal_cell": beliefs.cell[row], "goal_code": beliefs.code[row]}
+        found |= {"predicted": beliefs.predict()[row]}
+        if self.planned and self.planner.world:  # the next boards, should the others do what is expected of them
+            action = np.flatnonzero(thoughts["legal"][rows == row][0])
+            joint = np.where(beliefs.alive[row], found["predicted"].argmax(1), STAY)[None].repeat(len(action), 0)
+            joint[:, self.seat] = action
+            ahead = self.planner.world.step(beliefs.states[row][None].repeat(len(action), 0), joint)
+            found |= {"imagined_action": action, "imagined_state": ahead.states, "imagined_over": ahead.over}
+            found |= {"imagined_reward": ahead.reward[:, self.seat]}
+        return found
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         if self.beliefs.looked:

@@ -286,14 +286,19 @@ class Hypernetwork(nn.Module):
         if self.attention is None:
             x = x + self.from_team(mean @ x)
         else:
-            query, key, value = (  # (L * C, heads, N, W / 2 / heads or W / heads)
-                projected.view(-1, agents, self.heads, projected.shape[2] // self.heads).transpose(1, 2).contiguous()
-                for projected in self.attention(x).split((width // 2, width // 2, width), dim=2)
-            )
-            scores = query @ key.transpose(2, 3) / query.shape[3] ** 0.5
-            weights = torch.softmax(scores.masked_fill(~alive[:, None], -1e9), dim=3)
+            weights, value = self.attend(x, alive)
             x = x + self.from_team((weights @ value).transpose(1, 2).reshape(x.shape))
         return x.view(shape), (mean @ x).view(*shape[:2], 1, width)
+
+    def attend(self, x: torch.Tensor, alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (R, N, W), alive (R, 1, N) -> attention (R, heads, N, N) to the living, and what is seen in them."""
+        agents, width = x.shape[1:]
+        query, key, value = (  # (R, heads, N, W / 2 / heads or W / heads)
+            projected.view(-1, agents, self.heads, projected.shape[2] // self.heads).transpose(1, 2).contiguous()
+            for projected in self.attention(x).split((width // 2, width // 2, width), dim=2)
+        )
+        scores = query @ key.transpose(2, 3) / query.shape[3] ** 0.5
+        return torch.softmax(scores.masked_fill(~alive[:, None], -1e9), dim=3), value
 
     def forward(self, inputs: Tensors, memory: Tensors) -> tuple[torch.Tensor, Tensors]:
         """Steps (L, C, ...) as the rollout stores them -> codes (L, C, N, W), memory."""
@@ -475,8 +480,8 @@ class Team:
     def decide(self) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
         """What was seen, the policy and the actions drawn from it, all (1, B, ...)."""
         inputs = self.observe()
-        policy, _, after = self.agent.policy(inputs, self.memory)
-        self.memory = self.memory | after
+        policy, codes, after = self.agent.policy(inputs, self.memory)
+        self.memory, self.thoughts = self.memory | after, (inputs, policy, codes)
         if self.greedy:
             actions = policy.chunk(2, dim=-1)[0] if self.game.continuous else policy.argmax(-1)
         else:
@@ -487,6 +492,19 @@ class Team:
         """(B, N) actions for the env, or (B,) of the seat"""
         actions = self.game.env_actions(self.decide()[2][0])
         return actions if self.seat is None else actions[:, self.seat]
+
+    @torch.no_grad()
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """What was thought in game `row` before the last action (envs/roles.py), of all agents or of the seat."""
+        (inputs, policy, codes), hyper = self.thoughts, self.agent.hyper
+        found = {"value": self.agent.critic.values(inputs)[0, row].expand(self.game.num_agents)}
+        found |= {} if self.game.continuous else {"policy": policy[0, row].exp()}
+        if hyper is not None:
+            found["weight_change"] = (codes[0, row] @ hyper.output_weight().T).norm(dim=1)
+            if hyper.attention is not None:
+                seen = torch.relu(hyper.embed(inputs["obs"][0, [row]]))
+                found["attention"] = hyper.attend(seen, inputs["alive"][0, [row], None])[0][0].mean(0)  # over heads
+        return {name: x[slice(None) if self.seat is None else self.seat].cpu().numpy() for name, x in found.items()}
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the env's actions (B, N) of a step, what they earned and what has ended."""

@@ -228,8 +228,13 @@ class Policy:
     @torch.no_grad()
     def act(self, env) -> np.ndarray:
         seen = look(self.things, env.obs[:, [self.seat]], env.t, env.legal[:, [self.seat]])
-        log_probs = forward(nn.ModuleList([self.agent]), seen)[0][:, 0]
+        log_probs, value = (x[:, 0] for x in forward(nn.ModuleList([self.agent]), seen))
+        self.thoughts = {"policy": log_probs.exp(), "value": value}
         return (log_probs.argmax(-1) if self.greedy else sample(log_probs, self.generator)).numpy()
+
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """What it thought in game `row` before its last action (envs/roles.py)."""
+        return {name: x[row].cpu().numpy() for name, x in self.thoughts.items()}
 
     def get_state(self) -> dict[str, np.ndarray]:
         return {"generator": self.generator.get_state().numpy()}

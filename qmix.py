@@ -225,7 +225,13 @@ class Team(ChoosingTeam):
         obs, last_action, agent, memory = (column.to(self.device) for column in rows)
         q_values, memory = self.agent(obs, last_action, agent, [len(obs)], memory)
         self.memory[who] = memory.cpu()
-        return pick(q_values.cpu(), seen["legal"][who], self.epsilon, self.rng)
+        self.q_values = torch.zeros(*who.shape, q_values.shape[1])  # (B, N, A) of who chose
+        self.q_values[who] = q_values.cpu()
+        return pick(self.q_values[who], seen["legal"][who], self.epsilon, self.rng)
+
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """Its Q values in game `row` before its last action (envs/roles.py), of all agents or of the seat."""
+        return {"q_values": self.q_values[row, slice(None) if self.seat is None else self.seat].cpu().numpy()}
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""

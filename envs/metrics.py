@@ -6,12 +6,12 @@ import csv
 import hashlib
 import io
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
@@ -87,13 +87,27 @@ class Metrics:
             self.tensorboard._get_file_writer().add_summary(summary)
 
     def show_pictures(self, folder: Path, step: int) -> None:
-        """All pictures and films of a run folder, for wandb."""
+        """All pictures of a run folder, for wandb."""
         if self.wandb:
             import wandb
 
-            media: dict[str, Any] = {path.stem: wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
-            media |= {path.stem: wandb.Video(str(path), format="gif") for path in sorted(folder.glob("*.gif"))}
-            self.wandb.log(media, step=step)
+            self.wandb.log({path.stem: wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}, step=step)
+
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """A film (GIF) to TensorBoard; a film or a page to wandb, to look at and as an artefact."""
+        if path.suffix == ".gif":
+            with Image.open(path) as film:
+                image = Summary.Image(width=film.width, height=film.height, colorspace=3)
+            image.encoded_image_string = path.read_bytes()
+            self.tensorboard.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+        if self.wandb:
+            import wandb
+
+            media = wandb.Video(str(path)) if path.suffix == ".gif" else wandb.Html(str(path))
+            self.wandb.log({name: media}, step=step)
+            artefact = wandb.Artifact(f"{self.wandb.id}-{name.replace('/', '-')}", type="replay")
+            artefact.add_file(str(path))
+            self.wandb.log_artifact(artefact)
 
     def flush(self) -> None:
         """Bring all rows to the disk."""
@@ -142,15 +156,6 @@ def start_wandb(args: Any, folder: Path, script: Path) -> Any:
         return run
     except Exception as error:
         raise ConfigError(f"--track: wandb could not be started: {one_line(error)}") from error
-
-
-def make_film(folder: Path, env_id: str, roles: list[str]) -> None:
-    """film.gif: an episode of these players, by evaluate.py. A game that it cannot film has none."""
-    evaluate = Path(__file__).resolve().parent.parent / "evaluate.py"
-    command = [sys.executable, str(evaluate), "--env-id", env_id, "--roles", ",".join(roles), "--episodes", "1"]
-    done = subprocess.run([*command, "--gif", str(folder / "film.gif")], capture_output=True, text=True)
-    if done.returncode:
-        print(f"no film: {one_line(ValueError(done.stderr))}", flush=True)
 
 
 def draw_curve(path: Path, rows: list[Row], title: str) -> None:

@@ -1,7 +1,8 @@
-"""Watch rule-based players, or play yourself in the terminal.
+"""Watch players, or play yourself in the terminal, and see afterwards what they thought of you.
 
     python -m envs.play --env-id msh-4h1s-4x4 --roles ns,ns,nh,random --episodes 3 --gif hunt.gif
     python -m envs.play --env-id msd-4x4 --roles human,nd,nd,fix
+    python -m envs.play --roles human,runs/<hop>,ns,nh --replay mine.html
     python -m envs.play --env-id msh-4h1s-8x8 --set max_block_comp=3 --set num_stags=2 --episodes 1000 --quiet
     python -m envs.play --env-id smac-3m --policy nearest --gif battle.gif
 
@@ -23,16 +24,16 @@ import numpy as np
 import tyro
 
 import envs
+from envs import system
 from envs.errors import ConfigError
 from envs.grid import FIRST_INTERACTION, STAY, GridEnv, GridGame
-from envs.players import names
 from envs.render import View, ansi, legend, picture, write_gif
+from envs.replay import Replay, label_of, play_grid
 from envs.roles import Seats
-from envs.user_players import is_file_role
 
 HUMAN = "human"
-KEYS = {"w": "UP", "a": "LEFT", "s": "DOWN", "d": "RIGHT", " ": "STAY"}
-HUNT_KEY, QUIT_KEY = "h", "q"
+KEYS = {"w": "UP", "a": "LEFT", "s": "DOWN", "d": "RIGHT", " ": "STAY"}  # the arrows are called as the actions
+HUNT_KEY, QUIT_KEY, CTRL_D = "h", "q", "\x04"
 
 
 @dataclass
@@ -42,13 +43,15 @@ class Args:
     roles: str = ""
     """one role per seat, separated by commas: human, a rule-based player, FILE.py:CLASS, a run folder (empty: a mix)"""
     policy: str = "nearest"
-    """the rule-based team of a battle (smac ids); the grid games use roles instead"""
+    """the team of a battle (smac ids), a rule-based one or a run folder; the grid games use roles instead"""
     episodes: int = 3
     """how many episodes to play"""
     seed: int = 1
     """of the start positions and of the players' random choices"""
     gif: str | None = None
     """file to write the episodes to, as an animation"""
+    replay: str | None = None
+    """page to write what was played and thought to (default: replay.html, if a person plays)"""
     fps: float | None = None
     """steps per second in the GIF (default: 2.5 for grid games, 16 for battles)"""
     quiet: bool = False
@@ -102,12 +105,8 @@ def default_roles(game: GridGame) -> list[str]:
 
 
 def parse_roles(game: GridGame, text: str) -> list[str]:
+    """One role per seat; whether each is one is asked where it is seated."""
     roles = [role.strip() for role in text.split(",")] if text else default_roles(game)
-    known = (HUMAN, *names(game))
-    for role in roles:
-        if role not in known and not is_file_role(role) and not Path(role.partition("@")[0]).is_dir():
-            valid = f"{', '.join(known)}, FILE.py:CLASS, or a run folder"
-            raise ConfigError(f"unknown role '{role}'; the roles of {game.env_id} are {valid}")
     if len(roles) != game.num_players:
         raise ConfigError(f"{game.env_id} has {game.num_players} players, not the {len(roles)} of '{','.join(roles)}'")
     return roles
@@ -120,12 +119,14 @@ def check(args: Args) -> None:
         raise ConfigError(f"--seed must be at least 0, not {args.seed}")
     if args.fps is not None and not args.fps > 0:
         raise ConfigError(f"--fps must be above 0, not {args.fps}")
-    if args.gif is not None:
-        path = Path(args.gif)
-        if path.suffix.lower() != ".gif":
-            raise ConfigError(f"--gif must be a file name ending in .gif, not '{args.gif}'")
+    for name, file, ending in (("gif", args.gif, ".gif"), ("replay", args.replay, ".html")):
+        if file is None:
+            continue
+        path = Path(file)
+        if path.suffix.lower() != ending:
+            raise ConfigError(f"--{name} must be a file name ending in {ending}, not '{file}'")
         if not path.parent.is_dir():
-            raise ConfigError(f"--gif cannot be written: there is no folder '{path.parent}'")
+            raise ConfigError(f"--{name} cannot be written: there is no folder '{path.parent}'")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -150,27 +151,52 @@ def understand(text: str, action_names: tuple[str, ...], legal: np.ndarray) -> i
     return action_names.index(wanted)
 
 
-def ask(player: int, action_names: tuple[str, ...], legal: np.ndarray) -> int:
-    """Ask the person in a seat until the answer is a legal action."""
-    keys = {action: key for key, action in KEYS.items()}
-    offers = [
-        f"{'space' if keys.get(action_names[a]) == ' ' else keys.get(action_names[a], HUNT_KEY)} {action_names[a]}"
-        for a in np.flatnonzero(legal)
-    ]
-    while True:
+def offers(action_names: tuple[str, ...], legal: np.ndarray) -> str:
+    """What can be done with which key; what is illegal now stands in brackets."""
+    keys = {action: "space" if key == " " else key for key, action in KEYS.items()}
+    words = []
+    for action, name in enumerate(action_names):
+        if action < FIRST_INTERACTION or legal[action]:
+            word = f"{keys.get(name, HUNT_KEY)} {name}"
+            words.append(word if legal[action] else f"({word})")
+    return ", ".join(words)
+
+
+class Person:
+    """Somebody at the keyboard in one seat: single keys and arrows at a terminal, lines where there is none."""
+
+    def __init__(self, seat: int):
+        self.seat = seat
+
+    def act(self, env: GridEnv) -> np.ndarray:
+        """Ask until the answer is a legal action."""
+        if not env.alive[0, self.seat]:
+            return np.array([STAY])
+        names, legal = env.spec.action_names, env.legal[0, self.seat]
+        while True:
+            text = self.ask(f"player {self.seat + 1}, your action ({offers(names, legal)}, {QUIT_KEY} quits): ")
+            if text.strip().lower() == QUIT_KEY:
+                raise Quit
+            answer = understand(text, names, legal)
+            if isinstance(answer, int):
+                return np.array([answer])
+            print(answer)
+
+    def ask(self, question: str) -> str:
+        if sys.stdin.isatty():
+            print(question, end="", flush=True)
+            text = system.read_key()
+            if text in ("", CTRL_D):
+                raise Quit
+            print("space" if text == " " else text)
+            return text
         try:
-            text = input(f"player {player + 1}, your action ({', '.join(offers)}, {QUIT_KEY} quits): ")
+            text = input(question)
         except EOFError:
             print()
             raise Quit from None
-        if not sys.stdin.isatty():
-            print(text)  # what was piped in, where a terminal would show what was typed
-        if text.strip().lower() == QUIT_KEY:
-            raise Quit
-        answer = understand(text, action_names, legal)
-        if isinstance(answer, int):
-            return answer
-        print(answer)
+        print(text)  # what was piped in, where a terminal would show what was typed
+        return text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,66 +204,52 @@ def ask(player: int, action_names: tuple[str, ...], legal: np.ndarray) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def play_grid(args: Args, game: GridGame, roles: list[str]) -> None:
-    """Play the episodes, print them and the means, and write the GIF."""
-    num_players, num_kinds = game.num_players, len(game.kinds)
-    humans = [i for i, role in enumerate(roles) if role == HUMAN]
+def play_episodes(args: Args, game: GridGame, roles: list[str]) -> None:
+    """Play the episodes, print them and the means, and write the GIF and the replay page."""
     env = GridEnv(game, 1, args.seed)
-    seats = Seats(env, roles, HUMAN, args.seed)
-    colour = sys.stdout.isatty()
+    humans: dict[int, Any] = {seat: Person(seat) for seat, role in enumerate(roles) if role == HUMAN}
+    seats = Seats(env, roles, HUMAN, args.seed, policies=humans)
+    labels = ["you" if role == HUMAN else label_of(role, env) for role in roles]
+    page = args.replay or ("replay.html" if humans else "")
+    replay = Replay(env, labels, args.seed) if page else None
     frames: list[np.ndarray] = []
     ends: list[int] = []  # numbers of the frames that end an episode
-    all_returns: list[np.ndarray] = []  # (N,) of each episode
-    all_took: list[np.ndarray] = []  # (N, kinds) of each episode
-
-    def show(view: View) -> None:
-        if not args.quiet or humans:
-            print(ansi(view, colour), end="\n\n")
-        if args.gif is not None:
-            frames.append(picture(view))
-
+    views: list[View] = []  # the last one of each episode
     if not args.quiet or humans:
         print(f"{legend(game)}\n")
     try:
-        for episode in range(1, args.episodes + 1):
-            returns, took = np.zeros(num_players), np.zeros((num_players, num_kinds), np.int64)
-            view = View.of(game, env.states[0], returns, np.zeros(num_players, np.int8), labels=roles)
-            show(view)
-            while not view.ending:
-                actions = seats.act()
-                for i in humans:
-                    actions[0, i] = ask(i, game.action_names, env.legal[0, i]) if env.alive[0, i] else STAY
-                before = env.states[0].copy()
-                out = game.simulate(env.states, actions)  # the env itself goes on to the next episode
-                seats.watch(actions, env.step(actions)[-1])
-                taken = out.taken[0]
-                returns += out.reward[0]
-                took += taken[:, None] == np.arange(1, 1 + num_kinds)
-                view = View.of(game, out.states[0], returns, taken, out.reward[0], before, took, roles)
-                show(view)
-            ends.append(len(frames) - 1)
-            all_returns.append(returns)
-            all_took.append(took)
-            each = " ".join(f"{total:.2f}" for total in returns)
-            print(f"episode {episode}: {view.t} steps, {view.ending}; returns {each}; mean {returns.mean():.3f}")
+        for view in play_grid(env, seats, labels, args.episodes, replay):
+            if not args.quiet or humans:
+                print(ansi(view, sys.stdout.isatty()), end="\n\n")
+            if args.gif is not None:
+                frames.append(picture(view))
+            if view.ending:
+                views.append(view)
+                ends.append(len(frames) - 1)
+                each, mean = " ".join(f"{total:.2f}" for total in view.returns), np.mean(view.returns)
+                print(f"episode {len(views)}: {view.t} steps, {view.ending}; returns {each}; mean {mean:.3f}")
     except Quit:
-        print(f"stopped after {len(all_returns)} whole episodes")
-    if all_returns:
-        print_means(game, roles, np.array(all_returns), np.array(all_took))
+        print(f"stopped after {len(views)} whole episodes")
+    if views:
+        print_means(game, labels, np.array([view.returns for view in views]), np.array([view.took for view in views]))
     if args.gif and frames:
         write_gif(args.gif, frames, args.fps or 2.5, [end for end in ends if end >= 0])
         print(f"wrote {args.gif} ({len(frames)} frames)")
+    if replay and (views or replay.episode["steps"]):
+        replay.write(page)
+        print(f"wrote {page}: what was played and thought; open it in a browser")
 
 
 def print_means(game: GridGame, roles: list[str], returns: np.ndarray, took: np.ndarray) -> None:
     """returns (E, N) and took (E, N, kinds) -> a table of means over episodes."""
     print(f"\nmeans of {len(returns)} episodes of {game.env_id}")
-    print(f"{'seat':<10} {'role':<8} {'return':>8}" + "".join(f" {kind + 's':>8}" for kind in game.kinds))
+    space = max(8, *map(len, roles))
+    print(f"{'seat':<10} {'role':<{space}} {'return':>8}" + "".join(f" {kind + 's':>8}" for kind in game.kinds))
     for i, role in enumerate(roles):
         counts = "".join(f" {count:8.3f}" for count in took[:, i].mean(axis=0))
-        print(f"{f'player {i + 1}':<10} {role:<8} {returns[:, i].mean():8.3f}{counts}")
+        print(f"{f'player {i + 1}':<10} {role:<{space}} {returns[:, i].mean():8.3f}{counts}")
     counts = "".join(f" {count:8.3f}" for count in took.mean(axis=(0, 1)))
-    print(f"{'mean':<10} {'':<8} {returns.mean():8.3f}{counts}")
+    print(f"{'mean':<10} {'':<{space}} {returns.mean():8.3f}{counts}")
 
 
 def run(command_line: list[str]) -> None:
@@ -249,12 +261,13 @@ def run(command_line: list[str]) -> None:
             raise ConfigError("--roles are for the grid games; a battle takes --policy")
         from envs import battles
 
-        battles.play(args.env_id, args.policy, args.episodes, args.seed, args.gif, args.fps or 16, **overrides)
+        how = (args.episodes, args.seed, args.gif, args.fps or 16, args.replay or "")
+        battles.play(args.env_id, args.policy, *how, **overrides)
         return
     if args.env_id not in GridGame.registry:
         raise ConfigError(f"unknown env id '{args.env_id}'; valid ids are {', '.join(envs.ids())}")
     game = envs.game(args.env_id, **overrides)
-    play_grid(args, game, parse_roles(game, args.roles))
+    play_episodes(args, game, parse_roles(game, args.roles))
 
 
 def main() -> None:

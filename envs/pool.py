@@ -112,6 +112,16 @@ class MixedTeam:
                 actions[who] = team.act(env)[who]
         return actions
 
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """What was thought in game `row` (envs/roles.py): of each agent by its own member, as far as all tell it."""
+        seats = self.member[row].tolist()
+        told = {k: getattr(self.members[k].team, "explain", lambda row: {})(row) for k in set(seats)}
+        if len(told) == 1:
+            return told[seats[0]]
+        names = set.intersection(*(set(part) for part in told.values()))
+        names = {name for name in names if all(np.shape(part[name])[:1] == (len(seats),) for part in told.values())}
+        return {name: np.stack([told[k][name][seat] for seat, k in enumerate(seats)]) for name in sorted(names)}
+
     def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         for member in self.members:
             member.team.watch(env, actions, info)

@@ -10,6 +10,13 @@ learner of the same seat, else the first). The convention that lets any script p
 - that script has `load_policy(checkpoint, spec, env, seat, learner, seed, greedy)`, which returns an object with
   `act(env) -> (B,) actions` of its seat, and, if it remembers or draws anything, `watch(env, actions, info)`, called
   after each step, and `get_state()` / `set_state()` as dicts of arrays.
+
+A policy that has `explain(row)` tells what it thought in game `row` before its last action, for replays
+(docs/replay.md): a dict of arrays for its seat, with an agent axis in front if it plays a whole team. All are optional:
+`policy`, `prior`, `visits`, `q_values` (A,); `value` and any other single number; `belief` (N, K) over goals that are
+about `goal_cell` (K,) and `goal_code` (K,), as in envs/trees.py; `predicted` (N, A) actions of everybody;
+`imagined_action`, `imagined_reward`, `imagined_over` (M,) and `imagined_state` (M, L) of next boards; `attention` (N,)
+over agents; `subgoal_state` (S,) or `subgoal_obs` (D,), a subgoal decoded to a state or an observation of a battle.
 """
 
 from __future__ import annotations

@@ -39,15 +39,16 @@ import tyro
 from torch import nn
 from tqdm import tqdm
 
+import envs
 from envs import checkpoints, system
 from envs.arguments import Count, Positive, Range, Rate, Share, Weight, Whole, check_ranges, parse
 from envs.checkpoints import load_weights, read_weights, write_checkpoint, write_json
 from envs.devices import Device, find_device
 from envs.errors import ConfigError
 from envs.folders import RunFolder, follow_paths, new_folder, old_folder
-from envs.grid import EnvSpec
+from envs.grid import EnvSpec, GridGame
 from envs.guard import Stop, StopSignals, fail, guarded
-from envs.metrics import Metrics, draw_curve, make_film
+from envs.metrics import Metrics, draw_curve
 
 __all__ = ["ConfigError", "Count", "Positive", "Range", "Rate", "Run", "RunArgs", "Share", "Weight", "Whole",
            "check_ranges", "descend", "fail", "guarded", "load_script", "main", "parse", "read_weights",
@@ -89,6 +90,8 @@ class RunArgs:
     """episodes of each evaluation during training, always from the true starts"""
     final_eval_episodes: Count = 4096
     """episodes of the evaluation at the end"""
+    capture_video: bool = False
+    """write a GIF of one episode at each evaluation to <run>/videos, and a replay page of the final weights"""
     checkpoint_every: Positive = 20
     """iterations between two saves of checkpoints/last"""
 
@@ -142,6 +145,8 @@ def checked(args: Any) -> Any:
     find_device(args.device)
     if hasattr(args, "check"):
         args.check()
+    if args.capture_video and not can_show(args.env_id):
+        raise ConfigError(f"--capture-video has no pictures of {args.env_id}")
     return args
 
 
@@ -163,6 +168,11 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: floa
         raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {max(norms).item()}")
     optimizer.step()
     return [norm.item() for norm in norms]
+
+
+def can_show(env_id: str) -> bool:
+    """Whether there are films and replays of a game: of grid games and battles."""
+    return env_id in GridGame.registry or env_id.startswith(envs.BATTLES)
 
 
 def load_script(path: str | Path) -> ModuleType:
@@ -359,6 +369,14 @@ class Run:
             self.best = max(best, rank)
             spec = self.spec_of_now() | {"eval": scores}
             write_checkpoint(self.dir / "checkpoints" / "best", self.net.state_dict(), None, spec)
+        self.show_itself("eval/film")
+
+    def show_itself(self, name: str, page: bool = False) -> None:
+        """A film or a replay page of the present weights, for the folder, TensorBoard and wandb, if that is wanted."""
+        if self.args.capture_video or (self.args.track and can_show(self.args.env_id)):
+            from envs.film import capture
+
+            self.metrics.picture(name, capture(self, page), self.step)
 
     def log_due(self) -> bool:
         """Every `log_every` iterations, at the last one, and after every evaluation."""
@@ -437,6 +455,7 @@ class Run:
         self.metrics.write_final(self.step, results)
         draw_curve(self.dir / "curve.png", self.metrics.rows, f"{self.title}, seed {self.args.seed}")
         summary = {"finished": True, "global_step": self.step, "wall_time": wall_time, **results}
+        self.show_itself("final/replay", page=True)
         write_json(self.dir / "result.json", summary | {"time": self.spent})
         print(f"finished in {wall_time:.0f} s; on fresh episodes:")
         for name, scores in sorted(results.items(), key=lambda item: item[0] == "eval_best"):
@@ -444,11 +463,7 @@ class Run:
                 name = "best" if name == "eval_best" else name.replace("eval", "last", 1)
                 print(f"  {name:<12} {self.in_words(scores)}")
         print(f"curve: {self.dir / 'curve.png'}", flush=True)
-        if self.args.track:
-            roles = self.facts_of_spec.get("roles", [""] * (1 if self.is_battle else len(self.learners)))
-            players = [str(self.dir) if seat in self.learners else role for seat, role in enumerate(roles)]
-            make_film(self.dir, self.facts_of_spec["env_id"], players)
-            self.metrics.show_pictures(self.dir, self.step)
+        self.metrics.show_pictures(self.dir, self.step)
 
     def in_words(self, scores: dict[str, float]) -> str:
         """One line of the final table."""

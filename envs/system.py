@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import IO
 
 try:
     import fcntl
+    import termios
+    import tty
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     import msvcrt
@@ -90,6 +93,22 @@ def remove(path: Path) -> None:
             pass
 
     patiently(work)
+
+
+def read_key() -> str:
+    """The next key at the terminal, without Enter: a letter, or up, down, left, right; "" if the terminal is gone."""
+    if sys.platform == "win32":
+        key, arrows = msvcrt.getwch(), {"H": "up", "P": "down", "K": "left", "M": "right"}
+        return arrows.get(msvcrt.getwch(), "?") if key in "\x00\xe0" else key
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setcbreak(terminal, termios.TCSANOW)  # Ctrl-C still works, and what was typed ahead is not lost
+        key = os.read(terminal, 8).decode(errors="replace")
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
+    arrows = {"A": "up", "B": "down", "C": "right", "D": "left"}
+    return arrows.get(key[2:3], "?") if key.startswith(("\033[", "\033O")) else key[:1]
 
 
 def lock(path: Path) -> IO[bytes] | None:

@@ -276,7 +276,7 @@ def test_understanding_what_was_typed():
     ("arguments", "sentence"),
     [
         (["--env-id", "msh"], "unknown env id 'msh'; valid ids are msd-4x4"),
-        (["--roles", "ns,ns,ns,bold"], "unknown role 'bold'; the roles of msh-4h1s-4x4 are human, random, ns"),
+        (["--roles", "ns,ns,ns,bold"], "unknown role 'bold'; valid are human, random, ns"),
         (["--roles", "ns,ns"], "msh-4h1s-4x4 has 4 players, not the 2 of 'ns,ns'"),
         (["--set", "stags=3"], "has no setting 'stags'; its settings are"),
         (["--set", "num_stags"], "--set needs name=value, not 'num_stags'"),

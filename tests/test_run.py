@@ -928,7 +928,7 @@ def test_a_script_is_loaded_once_whatever_its_name(fake, tmp_path):
 # trackers
 
 
-def test_wandb_gets_the_script_the_scalars_the_final_scores_pictures_and_a_film(fake, tmp_path, monkeypatch, capsys):
+def test_wandb_gets_the_script_the_scalars_the_final_scores_and_pictures(fake, tmp_path, monkeypatch, capsys):
     class Tracked:
         def __init__(self, **settings):
             self.settings, self.rows, self.files, self.open = settings, [], [], True
@@ -955,23 +955,14 @@ def test_wandb_gets_the_script_the_scalars_the_final_scores_pictures_and_a_film(
         def Image(path):
             return Path(path).name
 
-        @staticmethod
-        def Video(path, format):
-            return Path(path).name
-
-    def film(folder, env_id, roles):
-        assert env_id == "toy" and roles == [str(folder)] * 2
-        (folder / "film.gif").touch()
-
     monkeypatch.setitem(sys.modules, "wandb", Wandb)
-    monkeypatch.setattr(run_module, "make_film", film)
     code, text = here(fake, ["--run-dir", str(tmp_path / "x"), "--track", "--wandb-tags", "a,b", *QUICK], capsys)
     assert code == 0, text
     (tracked,) = made
     assert tracked.files == [fake.name] and not tracked.open and tracked.settings["tags"] == ["a", "b"]
     assert [step for step, _ in tracked.rows] == [10, 20, 30, 40, 50, 60, 60, 60]
     assert set(tracked.rows[-2][1]) == {"final/eval/return", "final/eval_best/return"}
-    assert tracked.rows[-1][1] == {"curve": "curve.png", "film": "film.gif"}
+    assert tracked.rows[-1][1] == {"curve": "curve.png"}
     monkeypatch.setattr(Wandb, "init", lambda **_: 1 / 0)
     code, text = here(fake, ["--run-dir", str(tmp_path / "y"), "--track", *QUICK], capsys)
     assert code == 2 and "wandb could not be started" in text and text.count("\n") == 1
@@ -988,14 +979,6 @@ def test_tensorboard_knows_the_settings_and_the_final_scores(fake, tmp_path, cap
     assert [info.name.tag for info in experiment.experiment.metric_infos] == ["final/eval/return"]
     result = json.loads((folder / "result.json").read_text())
     assert events.Scalars("final/eval/return")[-1].value == pytest.approx(result["eval"]["return"])
-
-
-def test_a_film_is_made_by_evaluating(whole_runs, tmp_path, tmp_path_factory, capsys):
-    run = whole_run("ppo_baseline.py", whole_runs, tmp_path_factory)
-    metrics.make_film(tmp_path, "msh-4h1s-4x4", [str(run), "ns", "ns", "random"])
-    assert (tmp_path / "film.gif").read_bytes()[:3] == b"GIF" and not capsys.readouterr().out
-    metrics.make_film(tmp_path, "toy", [str(run)])
-    assert capsys.readouterr().out.startswith("no film: ")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

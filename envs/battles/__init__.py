@@ -63,9 +63,10 @@ def play(
     seed: int = 0,
     gif: str | None = None,
     fps: float = 16,
+    page: str = "",
     **overrides: Any,
 ):
-    """Play battles with a rule-based team, print how each ended, and write the first ones as a GIF."""
+    """Play battles with a team, print how each ended, and write them as a GIF and a replay page."""
     from envs.battles.play import play as run
 
-    return run(env_id, policy, episodes, seed, gif, fps, **overrides)
+    return run(env_id, policy, episodes, seed, gif, fps, page, **overrides)

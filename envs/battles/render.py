@@ -12,16 +12,22 @@ from envs.battles.env import BattleEnv
 
 WIDTH = 768  # pixels, at most
 SMOOTH = 2  # pictures are drawn this much larger, then shrunk
-STRIP = 44  # pixels of the strip above the field
+STRIP = 44  # pixels of the strip above the field, and of the legend below it
 SHOT_TICKS = 3  # a shot stays visible for so many ticks
 MARGIN = 1.5  # cells around the units that a camera keeps in sight
 
 X, Y, HP, SHIELD, SHOT = (RECORDED.index(name) for name in ("x", "y", "hp", "shield", "shot"))
 NIGHT, FLOOR, GRID, TEXT = (16, 19, 26), (38, 44, 54), (45, 52, 63), (226, 230, 236)
+GOLD = (242, 184, 26)
 ALLY, ENEMY, DEAD = (70, 150, 245), (240, 90, 70), (88, 94, 104)
 SHIELD_BLUE, HEAL_GREEN = (120, 225, 255), (90, 220, 120)
 SHOT_COLOURS = {True: (150, 205, 255), False: (255, 190, 120)}
 LETTERS = {"marauder": "R", "medivac": "+", "zergling": "z", "baneling": "b", "colossus": "C", "spine_crawler": "T"}
+
+
+def letter_of(name: str) -> str:
+    """The letter on a unit of a type."""
+    return LETTERS.get(name, name[0].upper())
 
 
 class Moment(NamedTuple):
@@ -68,7 +74,7 @@ class Canvas:
         self.view = view
         self.scale = max(12, min(WIDTH // (view.right - view.left), 64)) * SMOOTH
         self.width, field = (view.right - view.left) * self.scale, (view.top - view.bottom) * self.scale
-        self.image = Image.new("RGB", (self.width, field + STRIP * SMOOTH), NIGHT)
+        self.image = Image.new("RGB", (self.width, field + 2 * STRIP * SMOOTH), NIGHT)
         self.pen = ImageDraw.Draw(self.image, "RGBA")
 
     def at(self, x: float, y: float) -> tuple[float, float]:
@@ -84,25 +90,22 @@ class Canvas:
         self.pen.text(place, text, font=ImageFont.load_default(size * SMOOTH), fill=colour, anchor="mm")
 
 
-def draw(env: BattleEnv, moment: Moment, view: View | None = None) -> np.ndarray:
-    """(height, width, 3) uint8."""
+def draw(env: BattleEnv, moment: Moment, view: View | None = None, team: str = "") -> np.ndarray:
+    """(height, width, 3) uint8; `team` is a word about who plays."""
     canvas, now = Canvas(view or whole_field(env)), moment.ticks[-1]
     draw_floor(canvas, env.battle.walkable)
     for x, y in now[now[:, HP] <= 0][:, [X, Y]]:
         for lean in (-0.22, 0.22):
             canvas.line((x - 0.22, y - lean), (x + 0.22, y + lean), DEAD, 0.08)
     living = [i for i in np.argsort(env.rules.kinds["flies"], kind="stable") if now[i, HP] > 0]
+    for i in living:  # below all units, so that no bar hides a neighbour's letter
+        draw_health(canvas, env.rules.kinds[i], now[i])
     for i in living:
         draw_unit(canvas, env, i, now[i])
     for age, tick in enumerate(moment.ticks[: -SHOT_TICKS - 1 : -1]):
         draw_shots(canvas, env, now, tick[:, SHOT].astype(int), 1.0 - age / SHOT_TICKS)
-    for i in living:
-        draw_health(canvas, env.rules.kinds[i], now[i])
-    draw_strip(canvas, env, now, moment.t)
-    if moment.caption:
-        middle_x, middle_y = canvas.width / 2, canvas.image.height / 2
-        canvas.pen.rectangle((0, middle_y - 60, canvas.width, middle_y + 60), fill=(*NIGHT, 190))
-        canvas.text((middle_x, middle_y), moment.caption, 36)
+    draw_strip(canvas, env, now, moment)
+    draw_legend(canvas, env, team)
     return np.asarray(canvas.image.reduce(SMOOTH))
 
 
@@ -138,8 +141,7 @@ def draw_unit(canvas: Canvas, env: BattleEnv, i: int, record: np.ndarray) -> Non
     x, y, radius = record[X], record[Y], max(kind["radius"], 0.3)
     side = ALLY if kind["ally"] else ENEMY
     canvas.pen.ellipse(canvas.box(x, y, radius, radius), fill=(*side, 190 if kind["flies"] else 255), outline=NIGHT)
-    letter = LETTERS.get(name, name[0].upper())
-    canvas.text(canvas.at(x, y), letter, radius * 1.1 * canvas.scale / SMOOTH, (255, 255, 255))
+    canvas.text(canvas.at(x, y), letter_of(name), radius * 1.1 * canvas.scale / SMOOTH, (255, 255, 255))
     if kind["max_shield"] > 0 and record[SHIELD] > 0:
         turn = 360 * record[SHIELD] / kind["max_shield"]
         ring = canvas.box(x, y, radius + 0.1, radius + 0.1)
@@ -155,8 +157,8 @@ def draw_health(canvas: Canvas, kind: np.void, record: np.ndarray) -> None:
     canvas.pen.rectangle(canvas.box(x - radius * (1 - part), bar, radius * part, 0.07), fill=health)
 
 
-def draw_strip(canvas: Canvas, env: BattleEnv, now: np.ndarray, t: int) -> None:
-    """Above the field: what is left of both sides, the battle's name and the step."""
+def draw_strip(canvas: Canvas, env: BattleEnv, now: np.ndarray, moment: Moment) -> None:
+    """Above the field: what is left of both sides; the battle's name and the step, or how it ended."""
     kinds, left = env.rules.kinds, now[:, HP] + np.where(now[:, HP] > 0, now[:, SHIELD], 0.0)
     edge, middle, length = 10 * SMOOTH, STRIP * SMOOTH / 2, canvas.width * 0.3
     for side, colour in ((env.rules.allies, ALLY), (env.rules.enemies, ENEMY)):
@@ -166,5 +168,17 @@ def draw_strip(canvas: Canvas, env: BattleEnv, now: np.ndarray, t: int) -> None:
         canvas.pen.rectangle((start, middle - 16, start + length, middle + 16), fill=FLOOR)
         canvas.pen.rectangle((begin, middle - 16, begin + length * part, middle + 16), fill=colour)
         canvas.text((start + length / 2, middle), f"{int((left[side] > 0).sum())} left", 11)
-    title = f"{env.battle.name}   {t} / {env.spec.horizon}"
-    canvas.text((canvas.width / 2, middle), title, 14)
+    title = moment.caption or f"{env.battle.name}   {moment.t} / {env.spec.horizon}"
+    canvas.text((canvas.width / 2, middle), title, 24 if moment.caption else 14, GOLD if moment.caption else TEXT)
+
+
+def draw_legend(canvas: Canvas, env: BattleEnv, team: str) -> None:
+    """Below the field: who plays, what the letters and the ring mean; as large as fits."""
+    names = dict.fromkeys(unit.name for _, unit in env.battle.units)
+    words = [f"{letter_of(name)} {name.replace('_', ' ')}" for name in names]
+    words += ["ring: shield"] if env.rules.kinds["max_shield"].any() else []
+    text = "    ".join([*([team] if team else []), *words])
+    size = 12.0
+    while size > 5 and ImageFont.load_default(size * SMOOTH).getlength(text) > canvas.width - 20 * SMOOTH:
+        size -= 0.5
+    canvas.text((canvas.width / 2, canvas.image.height - STRIP * SMOOTH / 2), text, size)

@@ -98,14 +98,14 @@ class Battle:
         captions = {TICKS_PER_STEP - 1: self.outcome()}
         return [Moment(ticks[: k + 1], t, captions.get(k, "")) for k in range(every - 1, TICKS_PER_STEP, every)]
 
-    def pictures(self, moments: list) -> list[np.ndarray]:
-        """Pictures of some moments, through one camera that holds everybody."""
+    def pictures(self, moments: list, team: str = "") -> list[np.ndarray]:
+        """Pictures of some moments, through one camera that holds everybody; `team`: a word about who plays."""
         from envs.battles.render import camera, draw
 
         if not isinstance(self.env, BattleEnv):
             return moments  # the package draws its own
         view = camera(self.env, moments)
-        return [draw(self.env, moment, view) for moment in moments]
+        return [draw(self.env, moment, view, team) for moment in moments]
 
     def render(self) -> np.ndarray | None:
         if self.render_mode is None:
