@@ -38,7 +38,7 @@ from envs.checkpoints import Kept
 from envs.devices import device_of, move, tensors
 from envs.grid import ITEM, PLAYERS, STAY, T, copy_row
 from envs.rng import draw_rows, make_streams
-from envs.roles import Seats, parse_roles, play_episodes, score_episodes
+from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.sight import Things, embedding_table, legal_log_softmax, linear, sum_of_embeddings
 from envs.trees import AIMLESS, HABIT, UNKNOWN, Leaves, Roots, Trees
@@ -122,7 +122,7 @@ class Args(RunArgs):
     # algorithm: learning
     total_timesteps: Positive = 60_000
     """env steps of the whole run (one step moves all players of one game; imagined games do not count)"""
-    num_steps: Positive = 16
+    num_steps: Annotated[int, Range(2, 10**9), tyro.conf.arg(metavar="2..1e9")] = 16
     """steps per game and iteration"""
     replay: Positive = 4
     """iterations whose data each update draws on"""
@@ -149,8 +149,6 @@ class Args(RunArgs):
         total = self.habit_prior + self.aimless_prior
         if total > 1.0:
             raise envs.ConfigError(f"--habit-prior and --aimless-prior must add up to at most 1, not to {total:g}")
-        if self.num_steps < 2:
-            raise envs.ConfigError(f"--num-steps must be at least 2, not {self.num_steps}")
 
 
 # networks
@@ -265,13 +263,6 @@ class Planner:
         self.simulations, self.trees = args.simulations, None
         self.unknown_goal, self.device = nets["models"].flag(pretrain_vae.UNKNOWN), device_of(nets)
 
-    def make_space(self, num: int) -> None:
-        """Memory for a block of `num` trees."""
-        if self.trees is None or self.trees.value.shape != (num, self.simulations + 1):
-            self.trees = forest.make_trees(self.game, num, self.simulations, self.args.outcomes)
-            self.leaves, self.out = forest.make_leaves(self.game, num), self.game.transition(num)
-            self.own, self.other = forest.make_questions(self.game, self.things, num, len(self.unknown_goal))
-
     @torch.inference_mode()
     def ask_own(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Raw policies and values of the focal players of so many questions."""
@@ -306,7 +297,10 @@ class Planner:
         """Legal, prior, value, visits, Q and depth of the M roots."""
         num = len(roots.state)
         block = max(1, -(-num // max(1, -(-num // self.BLOCK))))  # blocks of equal size
-        self.make_space(block)
+        if self.trees is None or self.trees.value.shape != (block, self.simulations + 1):
+            self.trees = forest.make_trees(self.game, block, self.simulations, self.args.outcomes)
+            self.leaves, self.out = forest.make_leaves(self.game, block), self.game.transition(block)
+            self.own, self.other = forest.make_questions(self.game, self.things, block, len(self.unknown_goal))
         found = []
         for first in range(0, max(1, num), block):
             some = Roots(*(array[first : first + block] for array in roots))
@@ -619,17 +613,9 @@ class Policy(Kept):
         self.planner, self.beliefs, self.args = planner, planner.beliefs, planner.args
         self.seat, self.greedy, self.planned = seat, greedy, planned
         self.play_beta = self.args.play_beta
+        self.simulations = self.args.simulations  # per tree: more cost time and play better, whatever it learned with
         self.rng = np.random.default_rng([seed, seat])
         self.thoughts: tuple[np.ndarray, dict] = (np.zeros(0, np.int64), {})  # games of its last action, and why
-
-    @property
-    def simulations(self) -> int:
-        """Simulations per tree: more cost time and play better, whatever the networks learned with."""
-        return self.planner.simulations
-
-    @simulations.setter
-    def simulations(self, number: int) -> None:
-        self.planner.simulations = number
 
     def act(self, env) -> np.ndarray:
         if not self.beliefs.looked:
@@ -639,6 +625,7 @@ class Policy(Kept):
         if len(rows):
             seat = np.full(len(rows), self.seat)
             if self.planned:
+                self.planner.simulations = self.simulations
                 plan = self.planner.plan(env.states, rows, seat)
                 policy, thoughts = playing_policy(self.args, plan, self.play_beta), plan._asdict()
             else:
@@ -677,7 +664,7 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
 def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, seed: int, planned=True, greedy=False):
     """Scores of fresh episodes from the true starts, selfish rewards."""
     env = envs.make(args.env_id, num_envs=episodes, seed=seed, max_block_comp=args.max_block_comp)
-    learners = [seat for seat, role in enumerate(roles) if role == "hop"]
+    learners = learners_of(roles, "hop")
     game = envs.game(args.env_id, prosocial=args.prosocial, max_block_comp=args.max_block_comp)
     planner = Planner(args, game, nets, Beliefs(args, game, nets["models"], episodes, seed))
     policies = {seat: Policy(planner, seat, seed, greedy, planned) for seat in learners}
@@ -759,9 +746,7 @@ def train(args: Args, run: Run) -> None:
     game, num_players = env.game, env.spec.num_players
     roles = parse_roles(args.roles, num_players, "hop")
     seats = Seats(env, roles, "hop", seats_seed)
-    learners = [seat for seat, role in enumerate(roles) if role == "hop"]
-    if not learners:
-        raise envs.ConfigError(f"no role in '{args.roles}' is hop, so there is nobody to train")
+    learners = learners_of(roles, "hop")
 
     # networks
     if run.resumed:

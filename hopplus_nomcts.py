@@ -35,7 +35,7 @@ from envs.checkpoints import Kept
 from envs.devices import device_of, move, tensors
 from envs.grid import ITEM, PLAYERS, STAY, T
 from envs.rng import draw_rows, make_streams
-from envs.roles import Seats, parse_roles, play_episodes, score_episodes
+from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.sight import Things, embedding_table, legal_log_softmax, linear, sum_of_embeddings
 from envs.trees import AIMLESS, HABIT, UNKNOWN
@@ -132,7 +132,7 @@ class Args(RunArgs):
     # algorithm: learning
     total_timesteps: Positive = 60_000
     """env steps of the whole run (one step moves all players of one game; imagined games do not count)"""
-    num_steps: Positive = 16
+    num_steps: Annotated[int, Range(2, 10**9), tyro.conf.arg(metavar="2..1e9")] = 16
     """steps per game and iteration"""
     replay: Positive = 4
     """iterations whose data the opponent model and the world model draw on"""
@@ -165,8 +165,6 @@ class Args(RunArgs):
         total = self.habit_prior + self.aimless_prior
         if total > 1.0:
             raise envs.ConfigError(f"--habit-prior and --aimless-prior must add up to at most 1, not to {total:g}")
-        if self.num_steps < 2:
-            raise envs.ConfigError(f"--num-steps must be at least 2, not {self.num_steps}")
 
 
 # networks
@@ -199,10 +197,7 @@ def make_nets(args: Args, game, models: GoalModels, world: nn.Module | None, see
     """Everything a checkpoint holds: the agent; goal space, opponent model, reader; the world model, if any."""
     agent = Agent(args, game, models.goal_size, torch.Generator().manual_seed(seed))
     models.space.requires_grad_(False)
-    nets = nn.ModuleDict({"agent": agent, "models": models})
-    if world is not None:
-        nets["world"] = world
-    return nets
+    return nn.ModuleDict({"agent": agent, "models": models} | ({} if world is None else {"world": world}))
 
 
 # planning: one step ahead, in whatever stands for the world
@@ -615,7 +610,7 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
 def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, seed: int, planned=True, greedy=False):
     """Scores of fresh episodes from the true starts, selfish rewards."""
     env = envs.make(args.env_id, num_envs=episodes, seed=seed, max_block_comp=args.max_block_comp)
-    learners = [seat for seat, role in enumerate(roles) if role == "hop"]
+    learners = learners_of(roles, "hop")
     game = envs.game(args.env_id, prosocial=args.prosocial, max_block_comp=args.max_block_comp)
     planner = Planner(args, game, nets, Beliefs(args, game, nets["models"], episodes, seed))
     policies = {seat: Policy(planner, seat, seed, greedy, planned) for seat in learners}
@@ -718,21 +713,19 @@ def train(args: Args, run: Run) -> None:
     envs.game(args.env_id)  # refuses battles: their observations are no planes
     settings = {"prosocial": args.prosocial, "max_block_comp": args.max_block_comp}
     real_env = envs.make(args.env_id, num_envs=args.num_envs, seed=env_seed, **settings)
-    true_game = envs.game(args.env_id, max_block_comp=args.max_block_comp)  # the world model learns selfish rewards
     game, num_players = real_env.game, real_env.spec.num_players
     game.check_window(args.start_window, args.start_window_prob if args.start_window else 0.0)
     roles = parse_roles(args.roles, num_players, "hop")
     seats = Seats(real_env, roles, "hop", seats_seed)
-    learners = [seat for seat, role in enumerate(roles) if role == "hop"]
-    if not learners:
-        raise envs.ConfigError(f"no role in '{args.roles}' is hop, so there is nobody to train")
+    learners = learners_of(roles, "hop")
 
     # networks
     learns_world, world_model = args.world_model and not args.perfect_model, None
     if run.resumed:
         models = GoalModels(run.spec["model_sizes"])
         if learns_world:
-            world_model = train_world_model.make_model(run.spec["world_sizes"], true_game)
+            selfish = envs.game(args.env_id, max_block_comp=args.max_block_comp)  # as the world model learns rewards
+            world_model = train_world_model.make_model(run.spec["world_sizes"], selfish)
     else:
         wanted = run.facts.get("goal_models", args.vae_ckpt)  # of a run that was killed before its first save
         folder, models = pretrain_vae.prepare(wanted, args.env_id, args.goal_mode, args.seed)
@@ -782,14 +775,13 @@ def train(args: Args, run: Run) -> None:
         hindsight_prob = args.hindsight_prob * max(0.0, 1 - 2 * run.progress)
         learning_rate = args.learning_rate * (1 - run.progress)
         for name, optimizer in optimizers.items():
-            optimizer.param_groups[0]["lr"] = learning_rate
-            if name == "world":
-                optimizer.param_groups[0]["lr"] = args.world_learning_rate * (1 - run.progress)
+            rate = args.world_learning_rate if name == "world" else args.learning_rate
+            optimizer.param_groups[0]["lr"] = rate * (1 - run.progress)
         window_prob = args.start_window_prob * max(0.0, 1 - run.progress / max(args.start_window_until, 1e-9))
         if args.start_window:
             real_env.set_start_window(args.start_window, window_prob)
         first_memory, first_resets = beliefs.memory.copy(), beliefs.new_episode.copy()
-        transitions, kl = [], []
+        kl = []
 
         # rollout
         for step in range(args.num_steps):
@@ -817,11 +809,7 @@ def train(args: Args, run: Run) -> None:
             batch["log_prob"][step, env_row, focal] = np.log(policy[np.arange(len(chosen)), chosen])
             known = data_rng.random(len(imagined.rows)) < 0.5  # what imagined players are heading for is known
             batch["goals"][step, imagined.rows[known], imagined.focal[known]] = imagined.goals()[known]
-            # what the world model can learn from; the env itself goes on to the next episode where one ends
-            before = real_env.states.copy()
-            after = true_game.simulate(before, actions[:num_real], trusted=True)
             found = env.step(actions)
-            transitions.append((before, actions[:num_real], after.states, after.reward, found["info"]["done"].copy()))
             now = {"action": actions, "reward": args.reward_scale * found["reward"], "taken": found["taken"]}
             for name, array in (now | {"ended": found["ended"]}).items():
                 batch[name][step] = array
@@ -855,8 +843,7 @@ def train(args: Args, run: Run) -> None:
         own = {name: batch[name][planned] for name in ("seen", "t", "legal", "policy", "action", "log_prob")}
         own |= {"goals": batch_goals[planned], "returns": returns[planned]}
         own |= {"advantage": (returns - batch["value"])[planned]}
-        columns = (np.concatenate(column) for column in zip(*transitions, strict=True))
-        seen = dict(zip(("states", "actions", "next_states", "reward", "end"), columns, strict=True))
+        seen = env.transitions()
         predictions |= train_world_model.score_fresh(world_model, seen) if learns_world else {}
         rows = {f"world.{name}": x for name, x in seen.items()}
         rows |= {f"moa.{name}": batch[name][real] for name in ("seen", "t", "legal", "action")}

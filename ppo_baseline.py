@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import tyro
 
 from envs.devices import device_of, move
-from envs.roles import Seats, parse_roles, play_episodes, score_episodes
+from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
 from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, main, read_weights
 from envs.sight import Things, embedding_table, linear, sum_of_embeddings
 
@@ -284,9 +284,7 @@ def train(args: Args, run: Run) -> None:
     env.game.check_window(args.start_window, args.start_window_prob if args.start_window else 0.0)
     roles = parse_roles(args.roles, env.spec.num_players, "ppo")
     seats = Seats(env, roles, "ppo", seats_seed)
-    learners = [seat for seat, role in enumerate(roles) if role == "ppo"]
-    if not learners:
-        raise envs.ConfigError(f"no role in '{args.roles}' is ppo, so there is nobody to train")
+    learners = learners_of(roles, "ppo")
     things, num_actions = Things(env.game), env.spec.num_actions
 
     # agents

@@ -620,6 +620,8 @@ class ImaginedGames:
         self.boards = env.states.copy()  # (P, L) to start from
         self.imagined = self.boards[self.rng.integers(len(self.boards), size=num_imagined)]  # (B - num_real, L)
         self.age = np.zeros(num_imagined, np.int64)
+        self.selfish = envs.game(env.spec.env_id, **env.spec.config | {"prosocial": False})  # as the world model learns
+        self.played: list[tuple[np.ndarray, ...]] = []  # steps of the real games since `transitions` was asked
         self.look()
 
     def look(self) -> None:
@@ -630,7 +632,10 @@ class ImaginedGames:
     def step(self, actions: np.ndarray) -> dict[str, Any]:
         """actions (B, N) -> reward, ended, taken (B, N), done, cut (B,); `after` (B - num_real, L) before any restart;
         `info` of the real games."""
-        _, reward, terminated, truncated, info = self.env.step(actions[: self.num_real])
+        before, joint = self.env.states.copy(), actions[: self.num_real].copy()
+        real = self.selfish.simulate(before, joint, trusted=True)  # the env itself starts anew where an episode ends
+        _, reward, terminated, truncated, info = self.env.step(joint)
+        self.played.append((before, joint, real.states, real.reward, info["done"].copy()))
         found = {"reward": reward, "ended": terminated | truncated, "taken": info["taken"], "done": info["done"]}
         found["cut"], after = np.zeros(self.num_real, bool), self.imagined
         if len(self.imagined):
@@ -647,6 +652,12 @@ class ImaginedGames:
             self.age[more["done"]] = 0
         self.look()
         return found | {"after": after, "info": info}
+
+    def transitions(self) -> dict[str, np.ndarray]:
+        """What a world model can learn from the steps of the real games since the last call."""
+        columns = [np.concatenate(column) for column in zip(*self.played, strict=True)]
+        self.played = []
+        return dict(zip(("states", "actions", "next_states", "reward", "end"), columns, strict=True))
 
     def get_state(self) -> dict[str, np.ndarray]:
         own = {"imagined": self.imagined, "age": self.age, "rng": pack_generator(self.rng)}

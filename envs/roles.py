@@ -42,6 +42,14 @@ def parse_roles(text: str, num_players: int, default: str) -> list[str]:
     return roles
 
 
+def learners_of(roles: list[str], own: str) -> list[int]:
+    """The seats whose role is `own`, the calling script's learner."""
+    learners = [seat for seat, role in enumerate(roles) if role == own]
+    if not learners:
+        raise ConfigError(f"no role in '{','.join(roles)}' is {own}, so there is nobody to train")
+    return learners
+
+
 def find_checkpoint(path: str | Path) -> Path:
     """The checkpoint folder behind a path: itself, or the best (else the last) one of a run folder."""
     path = Path(path)

@@ -40,8 +40,8 @@ def search_from(args, game, nets, roots: Roots, simulations: int | None = None) 
     """A planner that has grown all trees of `roots`, in one block."""
     planner = hop.Planner(args, game, nets, None)
     planner.simulations = simulations or args.simulations
-    planner.make_space(len(roots.state))
-    planner.grow_trees(planner.trees, roots, planner.leaves, planner.out)
+    planner.BLOCK = len(roots.state)
+    planner.search(roots)
     return planner
 
 
