@@ -21,12 +21,14 @@ over agents; `subgoal_state` (S,) or `subgoal_obs` (D,), a subgoal decoded to a 
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from envs import checkpoints
+from envs.arguments import check_ranges
 from envs.errors import ConfigError
 from envs.grid import STAY
 from envs.players import RulePlayers, names
@@ -87,6 +89,10 @@ def load_function(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
 
     def load(*args: Any) -> Any:
         try:
+            if hasattr(module, "Args"):
+                known = {field.name for field in fields(module.Args)} & spec["args"].keys()
+                said = {name: spec["args"][name] for name in known}
+                check_ranges(module.Args(**{k: tuple(x) if isinstance(x, list) else x for k, x in said.items()}))
             return getattr(module, wanted)(checkpoint, spec, *args)
         except (ConfigError, MemoryError):
             raise

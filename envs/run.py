@@ -129,6 +129,12 @@ def main(args_class: type[RunArgs], train: Callable[[Any, Run], None], argv: lis
         except ConfigError:
             run.forget()
             raise
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if run.metrics or not run.resumed:
+                raise
+            where = run.dir / "checkpoints" / "last"  # says what no run of this script says
+            what = f"{type(error).__name__}: {checkpoints.one_line(error)}"
+            raise ConfigError(f"'{where}' does not fit {script.name}: {what}") from error
         except FloatingPointError as error:
             print(f"stopped after step {run.steps_done}: {error}; {run.kept()}", file=sys.stderr)
             return 1
