@@ -929,7 +929,8 @@ def test_wandb_gets_the_script_the_scalars_the_final_scores_pictures_and_a_film(
 
     def film(folder, env_id, roles):
         assert env_id == "toy" and roles == [str(folder)] * 2
-        (folder / "film.gif").touch()
+        for name in ("film.gif", "confusion_matrix.png"):
+            (folder / name).touch()
 
     monkeypatch.setitem(sys.modules, "wandb", Wandb)
     monkeypatch.setattr(recorder, "make_film", film)
@@ -939,7 +940,7 @@ def test_wandb_gets_the_script_the_scalars_the_final_scores_pictures_and_a_film(
     assert tracked.files == [fake.name] and not tracked.open and tracked.settings["tags"] == ["a", "b"]
     assert [step for step, _ in tracked.rows] == [10, 20, 30, 40, 50, 60, 60, 60]
     assert set(tracked.rows[-2][1]) == {"final/eval/return", "final/eval_best/return"}
-    assert tracked.rows[-1][1] == {"curve": "curve.png", "film": "film.gif"}
+    assert tracked.rows[-1][1] == {"confusion_matrix": "confusion_matrix.png", "film": "film.gif"}
     monkeypatch.setattr(Wandb, "init", lambda **_: 1 / 0)
     code, text = here(fake, ["--run-dir", str(tmp_path / "y"), "--track", *QUICK], capsys)
     assert code == 2 and "wandb could not be started" in text and text.count("\n") == 1
