@@ -48,11 +48,13 @@ CPUGenerator = torch.Generator
 class Generator(CPUGenerator):
     """torch.Generator, also for the stand-in."""
 
-    place = torch.device("cpu")
+    elsewhere: dict[int, "Generator"] = {}  # those on the stand-in: torch hands over other objects for the same one
 
     def __new__(cls, device="cpu"):
         generator = super().__new__(cls)
         generator.place = torch.device(device)
+        if generator.place == DEVICE:
+            cls.elsewhere[generator._cdata] = generator
         return generator
 
     @property
@@ -103,5 +105,5 @@ class StandIn(TorchDispatchMode):
 
     def check_generator(self, given, device):
         for x in given:
-            if isinstance(x, CPUGenerator) and getattr(x, "place", torch.device("cpu")) != device:
-                raise RuntimeError(f"a generator on {x.device} for tensors on {device}")
+            if isinstance(x, CPUGenerator) and (x._cdata in Generator.elsewhere) != (device == DEVICE):
+                raise RuntimeError(f"a generator of the other device for tensors on {device}")

@@ -381,8 +381,8 @@ def test_rllib_sees_every_end():
 def test_optuna_tries_settings(tmp_path):
     installed("optuna")
     command = [sys.executable, str(ROOT / "experiments/optuna_search.py"), "--trials", "2", "--total-timesteps", "256"]
-    more = "--num-envs 4 --eval-every 0 --final-eval-episodes 4"
-    done = subprocess.run([*command, "--more", more], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    more = "--more=--num-envs 4 --eval-every 0 --final-eval-episodes 4"
+    done = subprocess.run([*command, more], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0 and "best return" in done.stdout, done.stderr
 
 
