@@ -8,7 +8,8 @@
     python evaluate.py --roles runs/<hop>,ns,nh,runs/<ppo> --replay hunt.html --episodes 3
     python evaluate.py --adaptation runs/<hop> --compare runs/<ppo> --strangers runs/<ppo of another seed> \
         --best-responses runs/best_response --csv adaptation.csv --plot adaptation.png
-    python evaluate.py --adaptation runs/<seed 1>,runs/<seed 2>,runs/<seed 3> --line-ups "nh,nh,nh;ns,nh,random"
+    python evaluate.py --adaptation runs/<seed 1>,runs/<seed 2>,runs/<seed 3> --csv a.csv --plot a.png \
+        --line-ups "tft,tft,tft;ns,ns,ns>nh,nh,nh" --rows "PPO with memory=runs/<lstm>;oracle=oracle:runs/<seed 1>"
     python evaluate.py --beliefs runs/<hop> --belief-roles fixed --plot beliefs.png
 
 A role is a rule-based player, a class in a file of yours (FILE.py:CLASS, docs/games.md), a run folder (its best
@@ -40,25 +41,29 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 
-from envs.checkpoints import read_json
+from envs.adaptation import (
+    ENOUGH,
+    NEXT_GAMES,
+    adaptation,
+    budget_of,
+    make_company,
+    parse_agents,
+    parse_line_ups,
+    plot_adaptation,
+    t_interval,
+)
 from envs.film import film
 from envs.folders import check_output
 from envs.grid import ITEM, PLAYERS
 from envs.players import RulePlayers
-from envs.players import names as rule_names
 from envs.pool import mixed_team
 from envs.recording import rule_probabilities
-from envs.replay import ALGORITHMS, MOST_EPISODES, Replay, plain, record
-from envs.roles import Episodes, Seats, find_checkpoint, load_policy, parse_roles, play_episodes, play_in_a_row
+from envs.replay import MOST_EPISODES, Replay, plain, record
+from envs.roles import Episodes, Seats, load_policy, parse_roles, play_episodes
 from envs.run import Positive, Range, Weight, Whole, guarded, parse
-from envs.user_players import is_file_role
 
 CHUNK = 4096  # episodes played side by side
-LINE_UPS = ("ns,ns,ns", "nh,nh,nh", "random,random,random", "ns,nh,random", "ns,ns,random")  # of the adaptation table
-PHASES = {"1-5": slice(0, 5), "6-15": slice(5, 15), "16-30": slice(15, 30)}  # episodes
-ENOUGH = 3  # agents for an interval over agents
-COLOURS, STYLES = ("#D55E00", "#E69F00", "#0072B2", "#009E73"), ("-", "-.", "--", ":")
-NEXT_GAMES = 100_000  # added to the seed for each further agent: were the games the same, so would be their luck
+HIDDEN = ("agent", "returns", "ci95 of episodes")  # columns of the adaptation table that go to files alone
 
 
 @dataclass
@@ -101,12 +106,15 @@ class Args:
     """adaptation: how sharply the agent that adapts plays (0: as its run says)"""
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
+    rows: str = ""
+    """adaptation: further rows, e.g. "no goals=RUN,RUN;PPO with memory=RUN;oracle=oracle:RUN" (or raw:RUN)"""
     strangers: str = ""
     """adaptation: run folder of agents that are co-players, too"""
     best_responses: str = ""
     """adaptation: folder with runs of a learner trained in seat 1 among the co-players, or an earlier table (.csv)"""
     line_ups: str = ""
-    """adaptation: whom to meet, e.g. "nh,nh,nh;ns,nh,random;strangers" (empty: five, and strangers if given)"""
+    """adaptation: whom to meet, e.g. "nh,nh,nh;ns,ns,ns>nh,nh,nh;strangers": '>' is a switch after episode 15 (empty:
+    five, and strangers if given)"""
     runs: Positive = 200
     """adaptation: how often each agent plays each line-up for 30 episodes; beliefs: games watched side by side"""
     beliefs: str = ""
@@ -176,148 +184,6 @@ def evaluate(args: Args, settings: dict) -> list[dict]:
     return [*rows, everybody]
 
 
-
-
-def adapt_among(args: Args, agent: str, others: list[str], settings: dict, **how) -> np.ndarray:
-    """(runs, 30) returns of `agent` among `others`; `how` sets attributes of its policy (planned, simulations)."""
-    env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
-    return play_in_a_row(env, seats_among(args, env, agent, others, **how), 30)
-
-
-def seats_among(args: Args, env, agent: str, others: list[str], **how) -> Seats:
-    """The agent, with attributes as `how` says, and the others."""
-    policy = load_policy(agent, env, 0, args.seed, args.greedy)
-    for name, value in how.items():
-        if not hasattr(policy, name):
-            raise envs.ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
-        setattr(policy, name, value)
-    return Seats(env, [agent, *others], agent, args.seed + 1000, args.greedy, {0: policy})
-
-
-def algorithm_of(agents: list[str]) -> str:
-    """What the agents are called in tables and figures: their algorithm, else the script that made them."""
-    script = read_json(find_checkpoint(agents[0].partition("@")[0]) / "spec.json", script=str)["script"]
-    return ALGORITHMS.get(Path(script).stem, Path(script).stem)
-
-
-def find_best_responses(folder: str) -> dict[str, list[str]]:
-    """Co-players -> finished runs below `folder` whose only learner sat in seat 1 among them."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(Path(folder).rglob("args.json")):
-        roles = json.loads(path.read_text())["args"].get("roles", "").split(",")
-        if (path.parent / "result.json").is_file() and len(roles) > 1 and roles[0] in ("ppo", "hop"):
-            found.setdefault(",".join(roles[1:]), []).append(str(path.parent))
-    return found
-
-
-def read_best_responses(path: str) -> dict[str, dict]:
-    """Line-up -> its row of the best response in an earlier adaptation table, so that none has to be trained again."""
-    if not Path(path).is_file():
-        raise envs.ConfigError(f"--best-responses {path}: there is no such table")
-    with open(path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("player 1") == "best response"]
-    rows = [row for row in rows if row.get("agent", "all") == "all"]
-    found = {}
-    for row in rows:
-        cells = {name: float(row[name]) for phase in PHASES for name in (phase, f"ci95 {phase}")}
-        about = {"agents": row.get("agents", "-"), "runs": int(row["runs"]), "ci95 over": row.get("ci95 over", "runs")}
-        found[row["among"]] = about | cells | {"share of best": 1.0, "returns": json.loads(row["returns"])}
-    return found
-
-
-def parse_agents(flag: str, text: str) -> list[str]:
-    """Run folders separated by commas, all there and each named once."""
-    agents = [agent.strip() for agent in text.split(",")] if text else []
-    for agent in agents:
-        if agents.count(agent) > 1:
-            raise envs.ConfigError(f"--{flag} names '{agent}' twice, which makes no second agent")
-        find_checkpoint(agent.partition("@")[0])
-    return agents
-
-
-def parse_line_ups(args: Args, settings: dict) -> dict[str, list[str]]:
-    """Name -> co-players of seat 1, all of them known."""
-    game = envs.game(args.env_id, **settings)
-    known, count = rule_names(game), game.num_players - 1
-    texts = args.line_ups.split(";") if args.line_ups else [*LINE_UPS, *["strangers"] * bool(args.strangers)]
-    line_ups = {text.strip(): [role.strip() for role in text.split(",")] for text in texts}
-    if "strangers" in line_ups:
-        if not args.strangers:
-            raise envs.ConfigError("the line-up 'strangers' needs --strangers, their run folder")
-        line_ups["strangers"] = [args.strangers] * count
-    for text, others in line_ups.items():
-        if len(others) != count:
-            raise envs.ConfigError(f"line-up '{text}' must name the {count} co-players of seat 1 in {args.env_id}")
-        for role in (role for role in others if role not in known and not is_file_role(role)):
-            if not role or not Path(role.partition("@")[0]).is_dir():
-                valid = f"{', '.join(known)}, or the path of a run folder"
-                raise envs.ConfigError(f"unknown role '{role}' in line-up '{text}'; valid are {valid}")
-            find_checkpoint(role.partition("@")[0])
-    return line_ups
-
-
-def t_interval(means: list[float]) -> float:
-    """Half width of the 95 % interval of the mean of a few agents' means."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, len(means) - 1) * np.std(means, ddof=1) / len(means) ** 0.5)
-
-
-def summarise_runs(parts: list[np.ndarray], over: str) -> dict:
-    """Cells of the adaptation table; parts: (runs, 30) returns of each agent; `over` says what ci95 is over."""
-    cells = {"agents": len(parts), "runs": sum(map(len, parts)), "ci95 over": over}
-    for phase, episodes in PHASES.items():
-        means = [part[:, episodes].mean(1) for part in parts]
-        mean = np.concatenate(means)  # (runs of all agents,)
-        ci95 = t_interval([m.mean() for m in means]) if over == "agents" else 1.96 * mean.std() / len(mean) ** 0.5
-        cells |= {phase: mean.mean().item(), f"ci95 {phase}": float(ci95)}
-    return cells
-
-
-def budget(args: Args) -> dict:
-    """What is asked of the agent that adapts."""
-    return {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
-
-
-def adaptation(args: Args, settings: dict) -> list[dict]:
-    """The rows of the adaptation table, one per line-up and player of seat 1, all its agents pooled, then one per agent
-    if there are several; curves in `returns`."""
-    line_ups = parse_line_ups(args, settings)
-    agents, compared = parse_agents("adaptation", args.adaptation), parse_agents("compare", args.compare)
-    num_seeds = max(len(agents), len(compared))  # of games: the k-th agents of all players meet the same starts
-    print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
-    earlier = read_best_responses(args.best_responses) if args.best_responses.endswith(".csv") else {}
-    best = find_best_responses(args.best_responses) if args.best_responses and not earlier else {}
-    rows, own_name = [], algorithm_of(agents)
-    compared_name = algorithm_of(compared) if compared else ""
-    compared_name += ", compared" if compared_name == own_name else ""
-    for name, others in line_ups.items():
-        players = {
-            own_name: (agents, budget(args)),
-            f"{own_name}, raw policy": (agents, {"planned": False}),
-            compared_name: (compared, {}),
-            "best response": (best.get(",".join(others)) or best.get(",".join(others[-1:] + others[:-1]), []), {}),
-        }
-        played: dict[str, dict[str, np.ndarray]] = {}  # player -> agent -> (runs, 30)
-        for label, (several, how) in players.items():
-            for k, agent in enumerate(several):
-                games = replace(args, seed=args.seed + NEXT_GAMES * (k % num_seeds))
-                played.setdefault(label, {})[agent] = adapt_among(games, agent, others, settings, **how)
-        responses = [returns[:, PHASES["16-30"]].mean() for returns in played.get("best response", {}).values()]
-        responses += [earlier[name]["16-30"]] if name in earlier else []
-        for label, returns in played.items():
-            groups = {"all": list(returns.values())}
-            groups |= {agent: [part] for agent, part in returns.items() if len(returns) > 1}
-            for agent, parts in groups.items():
-                # agents that met the same starts are no independent sample
-                cells = summarise_runs(parts, "agents" if ENOUGH <= len(parts) <= num_seeds else "runs")
-                cells["share of best"] = float(cells["16-30"] / np.mean(responses)) if responses else np.nan
-                cells["returns"] = np.concatenate(parts).mean(0).round(4).tolist()
-                rows.append({"among": name, "player 1": label, "agent": agent} | cells)
-        if name in earlier:
-            rows.append({"among": name, "player 1": "best response", "agent": "all"} | earlier[name])
-        print_table([row for row in rows if row["among"] == name and row["agent"] == "all"], hide=("agent", "returns"))
-    return rows
 
 
 def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarray]:
@@ -462,30 +328,6 @@ def plot_beliefs(path: str, rows: list[dict], bins: list[dict], error: float) ->
     figure.savefig(path, dpi=120)
 
 
-def plot_adaptation(path: str, rows: list[dict]) -> None:
-    """A panel per line-up: return of seat 1 over the episodes of a run."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in rows if row["agent"] == "all"]
-    names = list(dict.fromkeys(row["among"] for row in rows))
-    figure = Figure(figsize=(3.4 * min(3, len(names)), 2.7 * -(-len(names) // 3)), layout="constrained")
-    players = [name for name in dict.fromkeys(row["player 1"] for row in rows) if name != "best response"]
-    for k, name in enumerate(names):
-        axes = figure.add_subplot(-(-len(names) // 3), min(3, len(names)), k + 1)
-        for row in (row for row in rows if row["among"] == name):
-            if row["player 1"] == "best response":
-                axes.axhline(np.mean(row["returns"]), color="#555555", ls="--", lw=1, label="best response (PPO)")
-            else:
-                style = players.index(row["player 1"])
-                axes.plot(range(1, 31), row["returns"], STYLES[style], color=COLOURS[style], label=row["player 1"])
-        axes.set(title=f"among {name}", xlabel="episode")
-        axes.margins(y=0.15)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("mean return of player 1")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
 # battles
 
 
@@ -517,9 +359,9 @@ def record_replay(args: Args, settings: dict) -> Replay:
     how = {"world": world_of(args.world_model)} if args.world_model else {}
     if args.adaptation:
         agent, *_ = parse_agents("adaptation", args.adaptation)
-        others, *_ = parse_line_ups(args, settings).values()
-        how["seats"] = lambda env: seats_among(args, env, agent, others, **budget(args))
-        return record(args.env_id, ",".join([agent, *others]), 30, args.seed, args.greedy, settings, **how)
+        others, *_ = parse_line_ups(args, envs.game(args.env_id, **settings)).values()
+        how["seats"] = lambda env: make_company(args, env, agent, others, "adapts", budget_of(args))
+        return record(args.env_id, ",".join([agent, *others[0]]), 30, args.seed, args.greedy, settings, **how)
     episodes = min(args.episodes, MOST_EPISODES)
     return record(args.env_id, args.roles, episodes, args.seed, args.greedy, settings, **how)
 
@@ -602,7 +444,11 @@ def main(args: Args) -> None:
     if args.world_model:
         raise envs.ConfigError("--world-model shows what it foretold in a replay: give --replay or --replay-json, too")
     if args.adaptation:
-        rows = adaptation(args, settings)
+        print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
+        rows = []
+        for of_line_up in adaptation(args, settings):
+            print_table([row for row in of_line_up if row["agent"] == "all"], hide=HIDDEN)
+            rows += of_line_up
         if args.plot:
             plot_adaptation(args.plot, rows)
         write_rows(args, settings, rows)

@@ -98,7 +98,7 @@ class Args(RunArgs):
 class Agent(nn.Module):
     """Actor and critic, side by side in the first layer, with one memory (an LSTM) beside them.
 
-    A row's result does not depend on the other rows, down to the last bit, for which widths are multiples of 8.
+    A row's result does not depend on the other rows (of four or more), for which widths are multiples of 8.
     """
 
     def __init__(self, game, args: Args, generator: torch.Generator):

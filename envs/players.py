@@ -26,6 +26,7 @@ from envs.grid import (
     STAY,
     UP,
     GridGame,
+    T,
     flat_planes,
 )  # fmt: skip
 from envs.rng import below, make_streams
@@ -411,6 +412,25 @@ def act_rows(grid, roles, mixed, flips, orders, memory, words, legal, t, streams
             memory.cells[b] = cells[:num_players]
 
 
+@njit(cache=True, nogil=True)
+def chances_rows(
+    grid, roles, orders, memory, words, legal, t, env_row, player, bits, things, codes, cells, chances
+):  # fmt: skip
+    """chances (M, A): the actions of player[m] in a state, words (M, W), by what it remembers in game env_row[m]."""
+    for m in range(chances.shape[0]):
+        cells[:] = -1
+        count = read_planes(grid, words[m], player[m], bits, things, codes, cells)
+        b, role = env_row[m], roles[player[m]]
+        if role == MIX:
+            role = memory.drawn[b, player[m]]
+        options = options_of(grid, role, orders, memory, b, player[m], things, codes, count, cells, legal[m], t[m])
+        num = 0
+        for action in range(chances.shape[1]):
+            num += options >> action & 1
+        for action in range(chances.shape[1]):
+            chances[m, action] = (options >> action & 1) / num
+
+
 def as_words(obs: np.ndarray) -> np.ndarray:
     """(B, N, H, W, C) planes, mostly empty -> a view (B, N, W) that can be read eight bytes at a time, if they fit."""
     planes = flat_planes(obs)
@@ -494,6 +514,25 @@ class RulePlayers:
         taken, done, memory = info["taken"], info["done"], self.memory
         np.copyto(memory.took, taken, where=taken > 0)
         memory.took_before[done], memory.took[done] = memory.took[done], 0
+
+    def forget(self, games: np.ndarray) -> None:
+        """As if they met anew in some games (B,)."""
+        for array, first in zip(self.memory, make_memory(1, self.game.num_players), strict=True):
+            array[games] = first
+
+    def probabilities(self, states: np.ndarray, env_row: np.ndarray, player: np.ndarray) -> np.ndarray:
+        """(M, A) what player[m] (on the board) of game env_row[m] would do in states[m], remembering what it does now;
+        after it acted in a step, so that what it draws for the episode is drawn. Two remember more on the way there:
+        `copycat` the last steps of the others, `tired` what it has cleared."""
+        chances = np.empty((len(states), self.game.num_actions))
+        each, (bits, things, codes, cells) = np.arange(len(states)), self._scratch
+        words = as_words(self.game.observe(states, trusted=True))[each, player]
+        legal, t = self.game.legal(states, trusted=True)[each, player], states[:, T]
+        chances_rows(
+            self.game.grid, self.codes, self.orders, self.memory, words, legal, t, env_row, player,
+            bits, things, codes, cells, chances,
+        )  # fmt: skip
+        return chances
 
     def get_state(self) -> dict[str, np.ndarray]:
         held_out = (self.codes >= SHY).any()

@@ -31,15 +31,11 @@ from envs.players import FIX, RANDOM, SEEKER
 from envs.players import names as rule_names
 from envs.pool import mixed_team
 from envs.render import View, letters
-from envs.roles import Seats, find_checkpoint, parse_roles
+from envs.roles import ALGORITHMS, Seats, find_checkpoint, parse_roles
 from envs.trees import AIMLESS, HABIT
 
 VERSION = 1  # of the format
 MOST_EPISODES = 100  # of one page
-ALGORITHMS = {
-    "hopplus_mcts": "HOP+", "hopplus_nomcts": "HOP+ without trees", "ppo_baseline": "PPO", "mappo_hyper": "MAPPO",
-    "qmix": "QMIX", "omg": "OMG", "ppo_lstm": "recurrent PPO",
-}  # fmt: skip
 PLAIN = 1_500_000  # bytes of figures that stand in a page as they are; more are compressed
 OF_ACTIONS = ("policy", "prior", "visits", "q_values")  # (A,) of what is thought
 NEVER_SHOWN = ("goal_cell", "goal_code", "predicted", "belief", "imagined_action", "imagined_state",

@@ -35,6 +35,11 @@ from envs.players import RulePlayers, names
 from envs.run import PROJECT, load_script
 from envs.user_players import UserPlayer, is_file_role
 
+ALGORITHMS = {  # of each script, as tables and figures call them
+    "hopplus_mcts": "HOP+", "hopplus_nomcts": "HOP+ without trees", "ppo_baseline": "PPO",
+    "ppo_lstm": "PPO with memory", "mappo_hyper": "MAPPO", "qmix": "QMIX", "omg": "OMG",
+}  # fmt: skip
+
 
 def parse_roles(text: str, num_players: int, default: str) -> list[str]:
     """Comma-separated roles, one per player; empty means `default` for everybody."""

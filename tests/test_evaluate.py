@@ -9,10 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_run import arguments
 
 import envs
 import evaluate
-from envs.players import SEEKER
+from envs import adaptation
+from envs.players import SEEKER, RulePlayers, names
+from envs.recording import rule_probabilities
+from envs.roles import Seats
+from envs.run import load_script, main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,13 +39,17 @@ def played(monkeypatch):
     time; its raw policy half of that. Remembers (agent, co-players, seed)."""
     calls = []
 
-    def adapt_among(args, agent, others, settings, **how):
-        calls.append((Path(agent).name, ",".join(others), args.seed))
+    def adapt_among(args, agent, others, settings, how, budget):
+        calls.append((Path(agent).name, ">".join(",".join(part) for part in others), args.seed))
         of_runs = np.array([1.0, 3.0]) + 2 * "xyz".index(Path(agent).name[0])
-        return np.repeat(of_runs[:, None], 30, 1) * (how.get("planned", True) or 0.5)
+        return np.repeat(of_runs[:, None], 30, 1) * (0.5 if how == "raw" else 1.0)
 
-    monkeypatch.setattr(evaluate, "adapt_among", adapt_among)
+    monkeypatch.setattr(adaptation, "adapt_among", adapt_among)
     return calls
+
+
+def table(args) -> list[dict]:
+    return [row for rows in adaptation.adaptation(args, {}) for row in rows]
 
 
 def best_responses(folder: Path, roles: str, *names: str) -> str:
@@ -62,7 +71,7 @@ def test_three_agents_are_pooled_by_hand(played, tmp_path, capsys):
         rows = {(row["among"], row["player 1"], Path(row["agent"]).name): row for row in csv.DictReader(file)}
     pooled = rows["ns,ns,ns", "HOP+", "all"]
     assert (pooled["agents"], pooled["runs"], pooled["ci95 over"]) == ("3", "6", "agents")
-    for phase in evaluate.PHASES:
+    for phase in adaptation.PHASES:
         assert float(pooled[phase]) == 4.0
         assert float(pooled[f"ci95 {phase}"]) == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-6)
     assert json.loads(pooled["returns"]) == [4.0] * 30
@@ -70,8 +79,8 @@ def test_three_agents_are_pooled_by_hand(played, tmp_path, capsys):
     assert float(rows["ns,ns,ns", "HOP+, raw policy", "all"]["share of best"]) == 0.5
     for name, mean in (("x", 2.0), ("y", 4.0), ("z", 6.0)):  # each agent is a row, too, its interval over its two runs
         row = rows["ns,ns,ns", "HOP+", name]
-        assert (row["agents"], row["runs"], row["ci95 over"], float(row["1-5"])) == ("1", "2", "runs", mean)
-        assert float(row["ci95 1-5"]) == pytest.approx(1.96 / 2**0.5)
+        assert (row["agents"], row["runs"], row["ci95 over"], float(row["2-5"])) == ("1", "2", "runs", mean)
+        assert float(row["ci95 2-5"]) == pytest.approx(1.96 / 2**0.5)
         assert float(row["share of best"]) == mean / 4
     alone = rows["ns,ns,ns", "HOP+, compared", "all"]
     assert (alone["agents"], alone["ci95 over"], float(alone["16-30"])) == ("1", "runs", 4.0)
@@ -107,10 +116,10 @@ def test_best_responses_of_an_earlier_table(played, tmp_path, capsys):
 
 def test_two_agents_are_too_few_for_an_interval_over_agents(played, tmp_path):
     agents = make_agents(tmp_path, "x", "y")
-    rows = evaluate.adaptation(evaluate.Args(adaptation=",".join(agents), runs=2, line_ups="ns,ns,ns"), {})
+    rows = table(evaluate.Args(adaptation=",".join(agents), runs=2, line_ups="ns,ns,ns"))
     assert [row["agent"] for row in rows[:3]] == ["all", *agents]
-    assert rows[0]["1-5"] == 3.0 and rows[0]["ci95 over"] == "runs"
-    assert rows[0]["ci95 1-5"] == pytest.approx(1.96 * np.std([1, 3, 3, 5]) / 4**0.5)
+    assert rows[0]["2-5"] == 3.0 and rows[0]["ci95 over"] == "runs"
+    assert rows[0]["ci95 2-5"] == pytest.approx(1.96 * np.std([1, 3, 3, 5]) / 4**0.5)
 
 
 def test_one_agent_is_not_pooled(played, tmp_path):
@@ -118,7 +127,7 @@ def test_one_agent_is_not_pooled(played, tmp_path):
     [agent] = make_agents(tmp_path, "y")
     best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9", "z9")
     args = evaluate.Args(adaptation=agent, runs=2, line_ups="ns,ns,ns", best_responses=best)
-    rows = [row for row in evaluate.adaptation(args, {}) if row["agent"] == "all"]
+    rows = [row for row in table(args) if row["agent"] == "all"]
     assert [row["player 1"] for row in rows] == ["HOP+", "HOP+, raw policy", "best response"]
     assert [(row["agents"], row["runs"], row["ci95 over"]) for row in rows] == [(1, 2, "runs")] * 2 + [(3, 6, "runs")]
     assert {seed for _, _, seed in played} == {args.seed}
@@ -129,14 +138,14 @@ def test_all_line_ups_or_those_asked_for(played, tmp_path):
 
     def met(**flags) -> list[str]:
         played.clear()
-        rows = evaluate.adaptation(evaluate.Args(adaptation=agent, runs=2, **flags), {})
+        rows = table(evaluate.Args(adaptation=agent, runs=2, **flags))
         assert list(dict.fromkeys(others for _, others, _ in played)) == [
             ",".join([stranger] * 3) if row["among"] == "strangers" else row["among"] for row in rows[::2]
         ]
         return [row["among"] for row in rows[::2]]
 
-    assert met() == list(evaluate.LINE_UPS)
-    assert met(strangers=stranger) == [*evaluate.LINE_UPS, "strangers"]
+    assert met() == list(adaptation.LINE_UPS)
+    assert met(strangers=stranger) == [*adaptation.LINE_UPS, "strangers"]
     assert met(strangers=stranger, line_ups="strangers;fix,nh,nh") == ["strangers", "fix,nh,nh"]
     assert met(line_ups="nd,nd,nd", env_id="msd-4x4") == ["nd,nd,nd"]
 
@@ -177,11 +186,145 @@ def test_an_agent_named_twice_is_refused(tmp_path):
 
 def test_search_and_sharpness_are_asked_of_the_agent_that_adapts_alone(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(evaluate, "adapt_among", lambda *_, **how: (asked.append(how), np.zeros((2, 30)))[1])
+    monkeypatch.setattr(adaptation, "adapt_among", lambda *_: (asked.append(_[4:]), np.ones((2, 30)))[1])
     agent = make_agents(tmp_path, "x")[0]
     players = {"adaptation": agent, "compare": agent, "line_ups": "ns,ns,ns"}
     evaluate.main(evaluate.Args(runs=2, simulations=7, play_beta=3.5, csv=str(tmp_path / "a.csv"), **players))
-    assert asked == [{"simulations": 7, "play_beta": 3.5}, {"planned": False}, {}]
+    assert asked == [("adapts", {"simulations": 7, "play_beta": 3.5}), ("raw", {}), ("", {})]
+
+
+def test_rows_of_many_kinds(played, tmp_path, capsys):
+    """Each row has its agents, pooled, and its way of playing; a name is given once."""
+    x, y, z = make_agents(tmp_path, "x", "y", "z")
+    rows = table(
+        evaluate.Args(adaptation=x, rows=f"all three={x},{y},{z};plain=raw:{y};known=oracle:{z}", line_ups="ns,ns,ns")
+    )
+    of_all = {row["player 1"]: row for row in rows if row["agent"] == "all"}
+    assert list(of_all) == ["HOP+", "HOP+, raw policy", "all three", "plain", "known"]
+    assert [row["16-30"] for row in of_all.values()] == [2.0, 1.0, 4.0, 2.0, 6.0]
+    assert of_all["all three"]["ci95 over"] == "agents" and len(rows) == 5 + 3
+    for rows, words in (
+        (f"a={x};a={y}", "each name once"),
+        ("a", "needs NAME=RUN"),
+        (f"HOP+={y}", "there is a row 'HOP+' already"),
+        ("a=nowhere", "'nowhere' is no checkpoint"),
+        (f"a={x},{x}", "twice"),
+    ):
+        with pytest.raises(envs.ConfigError, match=words.replace("+", "[+]")):
+            table(evaluate.Args(adaptation=x, rows=rows))
+
+
+def test_back_after_a_switch_by_hand():
+    """95 % of 2.0 is 1.9: reached by the mean of three episodes from the fourth one on, or at once, or never."""
+    before, after = [1.0] * 15, [0.0, 1.0, 1.0, 1.8, 2.0, 2.0]
+    assert adaptation.back_after(np.array(before + after + [2.0] * 9), 2.0) == 4
+    assert adaptation.back_after(np.array(before + [1.9] * 15), 2.0) == 1
+    assert np.isnan(adaptation.back_after(np.array(before + [1.8] * 15), 2.0))
+
+
+def test_the_share_of_a_switch_is_of_the_second_co_players(played, tmp_path):
+    """The best response among ns gets 4 (the mean of x9, y9, z9), so the agent's 4 in episodes 16-30 is all of it."""
+    [agent] = make_agents(tmp_path, "y")
+    best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9", "z9")
+    args = evaluate.Args(
+        adaptation=agent, runs=2, line_ups="ns,ns,ns;nh,nh,nh>ns,ns,ns;ns,ns,ns>nh,nh,nh", best_responses=best
+    )
+    rows = {(row["among"], row["player 1"]): row for row in table(args) if row["agent"] == "all"}
+    there = rows["nh,nh,nh>ns,ns,ns", "HOP+"]
+    assert there["share of best"] == 1.0 and there["back after"] == 1
+    assert np.isnan(rows["nh,nh,nh>ns,ns,ns", "HOP+, raw policy"]["back after"])  # half of it
+    away = rows["ns,ns,ns>nh,nh,nh", "HOP+"]
+    assert np.isnan(away["share of best"]) and away["back after"] == 1  # of what it gets itself in the end
+    assert np.isnan(rows["ns,ns,ns", "HOP+"]["back after"]) and ("ns,ns,ns>nh,nh,nh", "best response") not in rows
+    with pytest.raises(envs.ConfigError, match="one '>' is possible"):
+        table(evaluate.Args(adaptation=agent, line_ups="ns,ns,ns>nh,nh,nh>ns,ns,ns"))
+
+
+class Onward:
+    """A policy that stays where it is."""
+
+    def act(self, env):
+        return np.full(env.num_envs, 4)
+
+
+def test_co_players_switch_after_episode_15_and_come_without_a_past():
+    """In every game on its own; `tft` after the switch trusts, whoever took what before."""
+    env = envs.make("msh-4h1s-4x4", num_envs=20, seed=1, horizon=6)
+    parts = [Seats(env, [adaptation.SEAT_1, *[role] * 3], adaptation.SEAT_1, 3) for role in ("nh", "tft")]
+    company = adaptation.Company(env, Onward(), parts)
+    alone = [Seats(env, [adaptation.SEAT_1, *[role] * 3], adaptation.SEAT_1, 3) for role in ("nh", "tft")]
+    both = np.zeros(2, int)
+    for _ in range(150):
+        expected = [seats.act() for seats in alone]
+        actions, switched = company.act(), company.switched
+        if (company.episode == adaptation.SWITCH_AFTER).any():
+            first = (company.episode == adaptation.SWITCH_AFTER) & (env.t == 0)
+            assert (parts[1].rules.memory.took_before[first] == 1).all()
+        np.testing.assert_array_equal(actions[~switched, 1:], expected[0][~switched, 1:])
+        np.testing.assert_array_equal(switched, company.episode >= 15)
+        both += [(~switched).sum(), switched.sum()]
+        info = env.step(actions)[4]
+        company.watch(actions, info)
+        alone[0].watch(actions, info)
+    assert (both > 100).all()
+
+
+@pytest.mark.parametrize("env_id", ["msh-4h2s-4x4", "msd-4x4"])
+def test_an_oracle_knows_what_rule_based_players_do(env_id):
+    """Of the plain ones as recording.py has it; of all, no action that a player takes has chance 0, and the mean chance
+    of what they do is the mean chance of a guess by these chances."""
+    env = envs.make(env_id, num_envs=60, seed=1)
+    for role in names(env.game):
+        players = RulePlayers(env.game, [role] * 4, 60, 3)
+        taken, guessed = [], []
+        for _ in range(20):
+            actions = players.act(env.obs, env.legal, env.t)
+            row, player = np.nonzero(env.alive)
+            chances = players.probabilities(env.states[row], row, player)
+            np.testing.assert_allclose(chances.sum(1), 1.0)
+            if role in ("random", "fix", *env.game.seekers):
+                exact = rule_probabilities(env.game, role, env.obs[row, player], env.legal[row, player])
+                np.testing.assert_allclose(chances, exact)
+            taken.append(chances[np.arange(len(row)), actions[row, player]])
+            guessed.append((chances**2).sum(1))
+            players.watch(env.step(actions)[4])
+        taken, guessed = np.concatenate(taken), np.concatenate(guessed)
+        if role != "copycat":  # it goes by the others' last steps
+            assert taken.min() > 0 and abs(taken.mean() - guessed.mean()) < 0.03, role
+
+
+def test_an_oracle_plans_with_the_true_co_players(tmp_path, monkeypatch, capsys):
+    """Its trees ask the rules themselves, of every node and every other player on the board; first of the game as it
+    is. What cannot be known is refused."""
+    asked, module = [], load_script(ROOT / "hopplus_mcts.py")
+    argv = [
+        *arguments("hopplus_mcts.py"),
+        "--total-timesteps",
+        "16",
+        "--eval-every",
+        "0",
+        "--run-dir",
+        str(tmp_path / "x"),
+    ]
+    assert main(module.Args, module.train, argv) == 0, capsys.readouterr().err
+    truth = adaptation.Company.probabilities
+
+    def probabilities(self, states, env_row, player):
+        chances = truth(self, states, env_row, player)
+        same = (states == self.env.states[env_row]).all(1)
+        asked.append((same, chances))
+        assert (states[np.arange(len(states)), 2 + player] >= 0).all() and (player > 0).all()
+        return chances
+
+    monkeypatch.setattr(adaptation.Company, "probabilities", probabilities)
+    monkeypatch.setattr(adaptation, "EPISODES", 1)
+    args, run = evaluate.Args(runs=3), str(tmp_path / "x")
+    returns = adaptation.adapt_among(args, run, [["nh", "late", "mix"]], {}, "oracle", {"simulations": 4})
+    assert returns.shape == (3, 1) and len(asked) % 5 == 0  # the root and four simulations
+    assert all(same.all() for same, _ in asked[::5]) and not all(same.all() for same, _ in asked[1::5])
+    assert all(np.allclose(chances.sum(1), 1.0) for _, chances in asked)
+    with pytest.raises(envs.ConfigError, match="an oracle knows rule-based players alone"):
+        adaptation.adapt_among(args, run, [[run, "ns", "ns"]], {}, "oracle", {})
 
 
 # beliefs

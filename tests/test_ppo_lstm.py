@@ -94,7 +94,7 @@ def test_with_unchanged_parameters_every_ratio_is_exactly_one(args):
     batch, memory = rollout(args, env, player)
     assert memory.abs().sum() > 0 and batch["is_first"].any() and not batch["alive"].all()
     zeros = {"advantages": torch.randn(batch["t"].shape), "returns": torch.zeros(batch["t"].shape)}
-    for rows in (torch.arange(16), torch.tensor([9, 2, 5, 3]), torch.tensor([14, 0])):
+    for rows in (torch.arange(16), torch.tensor([9, 2, 5, 3, 15, 0, 7, 8]), torch.tensor([14, 0, 3, 1])):
         mb = {name: x[:, rows] for name, x in (batch | zeros).items()}
         _, stats, ratio = ppo_loss(args, agent, mb, memory[rows], 0.01)
         assert (ratio == 1.0).all() and stats["approx_kl"] == 0.0 and stats["clipfrac"] == 0.0
