@@ -372,10 +372,10 @@ def losses(args: Args, nets: Networks, target_q: QNetwork, prior: Prior | None, 
             target = target_q.step(target_x[then], target_q.goal(goal[now]), target_memories[now])
         best = online.masked_fill(~mb["legal"][then], -1e9).argmax(1, keepdim=True)  # double Q-learning
         next_value = torch.zeros(mb["valid"].numel()).index_copy(0, mb["place"][now], target.gather(1, best)[:, 0])
+        next_value, alive = next_value.view(*mb["valid"].shape, 1), mb["alive"][1:]
         targets = lambda_targets(
-            mb["reward"][:-1], next_value.view(*mb["valid"].shape, 1), mb["terminated"][:-1], mb["valid"],
-            args.gamma, args.td_lambda,
-        ).flatten()[mb["place"][acted]]  # fmt: skip
+            mb["reward"][:-1], next_value, mb["terminated"][:-1], mb["valid"], alive, args.gamma, args.td_lambda
+        ).flatten()[mb["place"][acted]]
     errors = chosen[acted] - targets
     td_loss = errors.pow(2).mean()
     log |= {"losses/td_loss": td_loss, "losses/model_loss": model_part, "losses/td_error": errors.abs().mean()}

@@ -179,8 +179,9 @@ def td_loss(args: Args, nets: Networks, target_nets: Networks, mb: Tensors) -> t
         next_q = spread(target_q.gather(1, best)[:, 0], mb)
         next_value = value.new_zeros(*valid.shape, value.shape[1])
         next_value[valid] = target_nets.mix(next_q[1:][valid], mb["alive"][1:][valid], mb["state"][1:][valid])
+        alive = mb["alive"][1:] if value.shape[1] > 1 else torch.ones_like(valid)[..., None]  # a team goes on
         targets = lambda_targets(
-            mb["reward"][:-1], next_value, mb["terminated"][:-1], valid, args.gamma, args.td_lambda
+            mb["reward"][:-1], next_value, mb["terminated"][:-1], valid, alive, args.gamma, args.td_lambda
         )[valid]
     errors = value - targets
     if value.shape[1] > 1:  # IQL: nobody learns from what happens after it has fallen

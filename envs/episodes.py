@@ -141,13 +141,16 @@ class RunningEpisodes:
             place[:] = saved[name]
 
 
-def lambda_targets(reward, next_value, terminated, valid, gamma: float, lam: float) -> torch.Tensor:
-    """(T, E, V) from reward, terminated, valid (T, E) and the value of what follows each step (T, E, V): partly that
-    value, partly what came of it. The last step of an episode has but the value, an end by the rules nothing."""
+def lambda_targets(reward, next_value, terminated, valid, alive, gamma: float, lam: float) -> torch.Tensor:
+    """(T, E, V) from reward, terminated, valid (T, E), the value of what follows each step and whether its agent is on
+    the field then (T, E, V): partly that value, partly what came of it. The last step of an episode has but the value,
+    an end by the rules nothing. Who has fallen has no choice left: what its team earns from then on counts as it came.
+    (Were it nothing, a learner for itself would rather hide than fight.)"""
     targets, following = torch.zeros_like(next_value), torch.zeros_like(next_value[0])
     for step in reversed(range(len(reward))):
         has_next = valid[step + 1, :, None] if step + 1 < len(valid) else torch.zeros_like(valid[0, :, None])
-        after = torch.where(has_next, (1 - lam) * next_value[step] + lam * following, next_value[step])
+        after = torch.where(alive[step], (1 - lam) * next_value[step] + lam * following, following)
+        after = torch.where(has_next, after, next_value[step])
         following = reward[step, :, None] + gamma * after * ~terminated[step, :, None]
         targets[step] = following
     return targets

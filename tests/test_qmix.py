@@ -61,12 +61,16 @@ def test_lambda_targets_by_hand():
     next_value = torch.tensor([[10.0, 10.0], [20.0, 20.0], [30.0, 99.0]])[..., None]
     terminated = torch.tensor([[False, False], [False, False], [True, False]])
     valid = torch.tensor([[True, True], [True, True], [True, False]])
-    targets = qmix.lambda_targets(reward, next_value, terminated, valid, gamma=0.5, lam=0.4)[..., 0]
+    alive = torch.ones(3, 2, 1, dtype=torch.bool)
+    targets = qmix.lambda_targets(reward, next_value, terminated, valid, alive, gamma=0.5, lam=0.4)[..., 0]
     last = 3.0  # an end by the rules: nothing follows
     second = 2 + 0.5 * (0.6 * 20 + 0.4 * last)
     assert targets[:, 0].tolist() == pytest.approx([1 + 0.5 * (0.6 * 10 + 0.4 * second), second, last])
     cut = 2 + 0.5 * 20  # time ran out: the value of what would have followed
     assert targets[:2, 1].tolist() == pytest.approx([1 + 0.5 * (0.6 * 10 + 0.4 * cut), cut])
+    alive[0:, 0] = False  # falls in the first step: what its team earns afterwards counts as it came
+    fallen = qmix.lambda_targets(reward, next_value, terminated, valid, alive, gamma=0.5, lam=0.4)[:, 0, 0]
+    assert fallen[0].item() == pytest.approx(1 + 0.5 * (2 + 0.5 * 3))
 
 
 def test_episodes_come_back_as_they_were_played():
