@@ -444,9 +444,10 @@ def main(args: Args) -> None:
     if args.world_model:
         raise envs.ConfigError("--world-model shows what it foretold in a replay: give --replay or --replay-json, too")
     if args.adaptation:
-        print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
-        rows = []
+        rows: list[dict] = []
         for of_line_up in adaptation(args, settings):
+            if not rows:
+                print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
             print_table([row for row in of_line_up if row["agent"] == "all"], hide=HIDDEN)
             rows += of_line_up
         if args.plot:

@@ -192,6 +192,8 @@ def oracle_of(planner: Any, company: Company) -> type:
 
         def ask_others(self, count):
             states, focal, games, node = self.block
+            if not count:
+                return np.zeros((0, self.game.num_actions), np.float32)
             tree, seat = self.other.tree[:count], self.other.index[:count] + 1
             player = (focal[tree] + seat) % self.game.num_players
             return company.probabilities(states[tree, node[tree]], games[tree], player).astype(np.float32)
@@ -222,6 +224,12 @@ def make_company(args: Any, env: Any, agent: str, others: list[list[str]], how: 
             raise ConfigError(f"an oracle knows rule-based players alone, not '{role}'")
         policy.planner.__class__ = oracle_of(policy.planner, company)
     return company
+
+
+def adapt_among(args: Any, agent: str, others: list[list[str]], settings: dict, how: str, budget: dict) -> np.ndarray:
+    """(runs, 30) returns of `agent` among `others`"""
+    env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
+    return play_in_a_row(env, make_company(args, env, agent, others, how, budget), EPISODES)
 
 
 # the table
@@ -287,9 +295,7 @@ def adaptation(args: Any, settings: dict) -> Iterator[list[dict]]:
         for label, (several, how, more) in everybody.items():
             for k, agent in enumerate(several):
                 games = replace(args, seed=args.seed + NEXT_GAMES * (k % num_seeds))
-                env = envs.make(args.env_id, num_envs=args.runs, seed=games.seed, **settings)
-                company = make_company(games, env, agent, others, how, more)
-                played.setdefault(label, {})[agent] = play_in_a_row(env, company, EPISODES)
+                played.setdefault(label, {})[agent] = adapt_among(games, agent, others, settings, how, more)
         if "best response" in played:
             levels[name] = np.mean([part[:, PHASES["16-30"]].mean() for part in played["best response"].values()])
         level = levels.get(name.rpartition(">")[2].strip())  # after a switch, that of the second co-players

@@ -28,7 +28,7 @@ import train_world_model
 from envs import play, replay, system
 from envs.grid import GONE, PLAYERS
 from envs.pool import mixed_team
-from envs.roles import Seats
+from envs.roles import Seats, play_in_a_row
 from envs.run import main
 from envs.sight import Things
 from envs.team import TeamGame
@@ -148,7 +148,7 @@ def test_to_be_recorded_changes_nothing():
     found = record_minds(kinds, episodes=2)
     env = envs.make(ID, num_envs=1, seed=3)
     policies = {seat: MINDS[name](env, seat) for seat, name in kinds.items()}
-    returns = evaluate.play_in_a_row(env, Seats(env, ["mind"] * 4, "mind", 3, False, policies), 2)
+    returns = play_in_a_row(env, Seats(env, ["mind"] * 4, "mind", 3, False, policies), 2)
     np.testing.assert_allclose(found.returns()[:, 0], returns[0], atol=0.01)
 
 

@@ -327,7 +327,7 @@ def test_the_luckiest_evaluation_does_not_win(monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(run_module, "write_checkpoint", lambda folder, weights, state, spec: kept.append(spec["eval"]))
     args, net = SimpleNamespace(eval_every=10), torch.nn.Linear(1, 1)
-    run = SimpleNamespace(dir=tmp_path, step=10, args=args, best=None, net=net, spec_of_now=dict)
+    run = SimpleNamespace(dir=tmp_path, step=10, args=args, best=None, net=net, spec_of_now=dict, show_itself=str)
     for score, spread, keeps in ((2.80, 0.02, 1), (2.90, 0.02, 1), (2.89, 0.02, 1), (2.879, 0.02, 0), (2.88, 0.02, 1),
                                  (math.nan, 0.02, 0), (2.9, 0.0, 1), (2.91, 0.0, 1), (2.90, 0.0, 0)):  # fmt: skip
         before = len(kept)
@@ -956,13 +956,15 @@ def test_wandb_gets_the_script_the_scalars_the_final_scores_and_pictures(fake, t
             return Path(path).name
 
     monkeypatch.setitem(sys.modules, "wandb", Wandb)
+    finish = run_module.Run.finish
+    monkeypatch.setattr(run_module.Run, "finish", lambda run, results: (run.dir / "b.png").touch() or finish(run, results))
     code, text = here(fake, ["--run-dir", str(tmp_path / "x"), "--track", "--wandb-tags", "a,b", *QUICK], capsys)
     assert code == 0, text
     (tracked,) = made
     assert tracked.files == [fake.name] and not tracked.open and tracked.settings["tags"] == ["a", "b"]
     assert [step for step, _ in tracked.rows] == [10, 20, 30, 40, 50, 60, 60, 60]
     assert set(tracked.rows[-2][1]) == {"final/eval/return", "final/eval_best/return"}
-    assert tracked.rows[-1][1] == {"curve": "curve.png"}
+    assert tracked.rows[-1][1] == {"b": "b.png"}
     monkeypatch.setattr(Wandb, "init", lambda **_: 1 / 0)
     code, text = here(fake, ["--run-dir", str(tmp_path / "y"), "--track", *QUICK], capsys)
     assert code == 2 and "wandb could not be started" in text and text.count("\n") == 1
