@@ -503,7 +503,7 @@ class Run:
 
     def forget(self) -> None:
         """A run that could not begin leaves nothing behind."""
-        if self.metrics is None and self.folder.is_new:
+        if self.folder.is_new and not (self.dir / "metrics.csv").exists():
             system.remove(self.folder.about)
 
     def close(self) -> None:
