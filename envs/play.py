@@ -174,8 +174,8 @@ class Person:
             return np.array([STAY])
         names, legal = env.spec.action_names, env.legal[0, self.seat]
         while True:
-            keys = f"arrows or {offers(names, legal)}, {QUIT_KEY} quits"
-            text = self.ask(f"player {self.seat + 1}, your action ({keys}): ")
+            choices = f"arrows or {offers(names, legal)}, {QUIT_KEY} quits"
+            text = self.ask(f"player {self.seat + 1}, your action ({choices}): ")
             if text.strip().lower() == QUIT_KEY:
                 raise Quit
             answer = understand(text, names, legal)

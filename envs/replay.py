@@ -26,7 +26,7 @@ import envs
 from envs import system
 from envs.checkpoints import read_json
 from envs.errors import ConfigError
-from envs.grid import ITEM, PLAYERS, GridEnv
+from envs.grid import GONE, ITEM, PLAYERS, GridEnv
 from envs.players import FIX, RANDOM, SEEKER
 from envs.players import names as rule_names
 from envs.pool import mixed_team
@@ -221,14 +221,15 @@ class Replay:
     def thought(self, told: dict, seat: int, legal: list[list[int]], states, units) -> dict[str, Any]:
         """What a seat explained (see envs/roles.py), rounded; figures of actions are those of the legal ones."""
         found: dict[str, Any] = {name: plain(told[name][legal[seat]]) for name in OF_ACTIONS if name in told}
+        here = np.ones(len(legal), bool) if states is None else states[0][PLAYERS : PLAYERS + len(legal)] != GONE
+        others = [j for j in range(len(legal)) if j != seat and here[j]]
         if "belief" in told:
-            here = states[0][PLAYERS : PLAYERS + len(legal)] >= 0
-            others = [j != seat and bool(here[j]) for j in range(len(legal))]
             goals = [self.goal(*about) for about in zip(told["goal_cell"], told["goal_code"], strict=True)]
             self.episode["goals"][str(seat)] = goals
-            found["belief"] = [plain(told["belief"][j]) if some else None for j, some in enumerate(others)]
-            found["predicted"] = [plain(told["predicted"][j][legal[j]]) if some else None
-                                  for j, some in enumerate(others)]  # fmt: skip
+            found["belief"] = [plain(row) if j in others else None for j, row in enumerate(told["belief"])]
+        if "predicted" in told:
+            rows = enumerate(told["predicted"])
+            found["predicted"] = [plain(row[legal[j]]) if j in others else None for j, row in rows]
         if "imagined_state" in told:
             ahead = zip(*(told[f"imagined_{name}"] for name in ("action", "state", "reward", "over")), strict=True)
             found["imagined"] = [

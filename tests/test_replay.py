@@ -439,6 +439,30 @@ def test_scrub_events_play_and_themes(browser, pages):
     assert where(browser) == stopped and browser.errors == []
 
 
+class Moody:
+    """A policy of somebody's own that tells little: what others may do, and a figure that the page never heard of."""
+
+    def act(self, env):
+        self.seen = env.legal[0] / env.legal[0].sum(1, keepdims=True)
+        return np.array([4])
+
+    def explain(self, row=0):
+        return {"predicted": self.seen, "mood": self.seen.max(), "nothing": np.nan}
+
+
+@needs_browser
+def test_whatever_a_policy_tells_is_shown(browser, tmp_path, monkeypatch):
+    monkeypatch.setitem(MINDS, "moody", lambda env, seat, greedy=False: Moody())
+    found = record_minds({1: "moody"})
+    found.write(tmp_path / "own.html")
+    browser.open(tmp_path / "own.html", "#e=1&t=0&p=2")
+    step = found.data["episodes"][0]["steps"][0]
+    assert browser.texts('[data-predicted^="0:"]') == [shown(p) for p in step["thoughts"]["1"]["predicted"][0]]
+    assert "mood" in browser.texts("#right h2") and step["thoughts"]["1"]["nothing"] is None
+    browser.press("End")
+    assert browser.errors == []
+
+
 @needs_browser
 def test_what_was_foretold_and_imagined_is_shown(browser, pages):
     data = pages["world"].data
