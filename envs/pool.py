@@ -155,7 +155,8 @@ def parse_team(text: str, own: str, num_agents: int, members: list[Member]) -> l
     """Groups of teammates as (seats, numbers of the members that may take them); empty: one group of anybody."""
     if not text:
         return [(num_agents - 1, list(range(len(members))))]
-    groups, seats, learners = [], 0, 0
+    groups: list[tuple[int, list[int]]] = []
+    seats, learners = 0, 0
     known = sorted({member.algorithm for member in members})
     for part in text.split(","):
         name, _, count = part.strip().partition(":")
