@@ -525,6 +525,8 @@ class RulePlayers:
         after it acted in a step, so that what it draws for the episode is drawn. Two remember more on the way there:
         `copycat` the last steps of the others, `tired` what it has cleared."""
         chances = np.empty((len(states), self.game.num_actions))
+        if not len(states):
+            return chances
         each, (bits, things, codes, cells) = np.arange(len(states)), self._scratch
         words = as_words(self.game.observe(states, trusted=True))[each, player]
         legal, t = self.game.legal(states, trusted=True)[each, player], states[:, T]
