@@ -27,8 +27,8 @@ NUMBERS = (bool, int, float, np.generic)
 
 
 def is_file_role(role: str) -> bool:
-    """Whether a role is FILE.py:CLASS, or FILE.py alone, which lacks a class."""
-    return role.endswith(".py") or role.rpartition(":")[0].endswith(".py")
+    """Whether a role is FILE.py:CLASS, or FILE.py alone, which lacks a class; a run folder may be called so, too."""
+    return (role.endswith(".py") or role.rpartition(":")[0].endswith(".py")) and not Path(role).is_dir()
 
 
 def find_class(role: str) -> type:
