@@ -167,11 +167,11 @@ def check_output(setting: str, text: str | Path) -> None:
     """ConfigError unless a file can be written at a path: asked before the work that it is for."""
     path = Path(text)
     draft = path.with_name(f"{path.name}.tmp")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{setting} {path}: there is no folder '{path.parent}'")
-    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-        raise ConfigError(f"{setting} {path} cannot be written: it is a folder or read-only")
     try:
+        if not path.parent.is_dir():
+            raise ConfigError(f"{setting} {path}: there is no folder '{path.parent}'")
+        if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+            raise ConfigError(f"{setting} {path} cannot be written: it is a folder or read-only")
         system.write_file(draft, b"")
         system.remove(draft)
     except OSError as error:

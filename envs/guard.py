@@ -86,10 +86,10 @@ def fail(error: BaseException | str, code: int = 2) -> int:
 def guarded(work: Callable[[StopSignals], int | None]) -> int:
     """Do the work of a whole script; returns the exit code: 2 for what the user can mend in the command, 1 for what the
     machine refuses, 128 + n for signal n."""
-    streams = sys.stdout, sys.stderr
+    streams, signals = (sys.stdout, sys.stderr), StopSignals()
     sys.stdout, sys.stderr = Unheard(sys.stdout), Unheard(sys.stderr)
     try:
-        with StopSignals() as signals:
+        with signals:
             return work(signals) or 0
     except ConfigError as error:
         return fail(error)
@@ -101,9 +101,11 @@ def guarded(work: Callable[[StopSignals], int | None]) -> int:
         if "can't allocate memory" not in str(error):  # torch's
             raise
         return fail(f"not enough memory: {error}", 1)
-    except Stop as stop:
-        print("stopped: there is nothing to save")
-        return 128 + stop.number
+    except (Stop, SystemError):
+        if not signals.received:
+            raise
+        print("stopped: there is nothing to save")  # in the middle of a parser, Python turns a Stop into a SystemError
+        return 128 + signals.received[0]
     finally:
         sys.stdout.flush()
         sys.stdout, sys.stderr = streams

@@ -30,6 +30,7 @@ import evaluate
 import hopplus_nomcts as hop
 import pretrain_vae
 import train_world_model
+from envs import adaptation
 from envs.grid import ITEM, PLAYERS, STAY, T
 from envs.rng import draw_rows
 from envs.roles import load_policy
@@ -561,7 +562,8 @@ def test_a_checkpoint_plays_and_adapts(finished):
         assert torch.equal(weight, weights[name]), name
     assert policy.planned and policy.planner.world.model is policy.planner.nets["world"]
     assert np.take_along_axis(env.legal[:, 2], policy.act(env)[:, None], 1).all()
-    returns = evaluate.adapt_among(evaluate.Args(runs=2), str(finished), ["ns", "nh", "random"], {}, planned=False)
+    line_up = [["ns", "nh", "random"]]
+    returns = adaptation.adapt_among(evaluate.Args(runs=2), str(finished), line_up, {}, "raw", {})
     assert returns.shape == (2, 30) and np.isfinite(returns).all()
 
 
@@ -577,6 +579,6 @@ def test_checkpoints_are_watched_and_pooled(finished, tmp_path):
     table = evaluate.watch_beliefs(evaluate.Args(runs=8, episodes=16), str(finished), {})
     believed = table["believed"][np.isfinite(table["exact"])]
     assert len(believed) and believed.min() >= 0 and believed.sum(1) == pytest.approx(1.0, abs=1e-5)
-    rows = evaluate.adaptation(evaluate.Args(adaptation=agents, runs=2, line_ups="ns,nh,random"), {})
+    (rows,) = adaptation.adaptation(evaluate.Args(adaptation=agents, runs=2, line_ups="ns,nh,random"), {})
     for pooled, first, second in (rows[:3], rows[3:]):
         assert pooled["16-30"] == pytest.approx((first["16-30"] + second["16-30"]) / 2) and pooled["runs"] == 4

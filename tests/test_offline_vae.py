@@ -739,7 +739,7 @@ def test_battles(tmp_path, obs_is_state, inputs):
         ({"data": "nowhere.npz"}, "does not exist"),
         ({"obs_is_state": True}, "--obs-is-state is for battles"),
         ({"env_id": "smac-8m", "goal_mode": "oracle"}, "--goal-mode oracle is for grid games"),
-        ({"env_id": "smac-8m", "lineups": ("nearest,focus",)}, "one team"),
+        ({"env_id": "smac-8m", "lineups": ("nearest,focus",)}, "has 2 roles"),
     ],
 )
 def test_wrong_settings_are_one_sentence(tmp_path, flags, words):
