@@ -115,18 +115,22 @@ def read_best_responses(path: str) -> dict[str, dict]:
     """Line-up -> its row of the best response in an earlier adaptation table, so that none has to be trained again."""
     if not Path(path).is_file():
         raise ConfigError(f"--best-responses {path}: there is no such table")
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.DictReader(file) if row.get("player 1") == "best response"]
-    found = {}
-    for row in (row for row in rows if row.get("agent", "all") == "all"):
-        returns = np.array(json.loads(row["returns"]))
-        cells = {"agents": row.get("agents", "-"), "runs": int(row["runs"]), "ci95 over": row.get("ci95 over", "runs")}
-        for phase, episodes in PHASES.items():  # an older table may have had other phases
-            cells |= {phase: returns[episodes].mean().item(), f"ci95 {phase}": float(row.get(f"ci95 {phase}", "nan"))}
-        bands = json.loads(row.get("ci95 of episodes") or "[]") or [0.0] * EPISODES
-        cells |= {"share of best": 1.0, "back after": np.nan, "returns": returns.tolist(), "ci95 of episodes": bands}
-        found[row["among"]] = cells
-    return found
+    try:
+        return {row["among"]: read_row(row) for row in rows if row.get("agent", "all") == "all"}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"--best-responses {path} is no table of adaptation: {error}") from None
+
+
+def read_row(row: dict[str, str]) -> dict:
+    """The cells of one row of a table."""
+    returns = np.array(json.loads(row["returns"]))
+    cells = {"agents": row.get("agents", "-"), "runs": int(row["runs"]), "ci95 over": row.get("ci95 over", "runs")}
+    for phase, episodes in PHASES.items():  # an older table may have had other phases
+        cells |= {phase: returns[episodes].mean().item(), f"ci95 {phase}": float(row.get(f"ci95 {phase}") or "nan")}
+    bands = json.loads(row.get("ci95 of episodes") or "[]") or [0.0] * EPISODES
+    return cells | {"share of best": 1.0, "back after": np.nan, "returns": returns.tolist(), "ci95 of episodes": bands}
 
 
 # playing
