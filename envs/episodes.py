@@ -67,7 +67,7 @@ class Replay:
 
     def add(self, episode: dict[str, np.ndarray]) -> None:
         """columns (L + 1, ...)"""
-        length, (first, count) = len(episode["obs"]), self.position
+        length, (first, count) = len(episode["obs"]), self.position.tolist()
         if first + length > len(self.rows["obs"]):
             first = 0
         starts, ends = self.episodes[:count, 0], self.episodes[:count].sum(1)

@@ -140,6 +140,9 @@ class ChoosingTeam:
     game: TeamGame
     seat: int | None = None
 
+    def choose(self, seen: dict[str, torch.Tensor], who: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
     def decide(self) -> tuple[dict[str, torch.Tensor], np.ndarray]:
         """What was seen and the actions (B, N); who has fallen does the one thing that is legal."""
         seen = self.game.observe()
