@@ -15,7 +15,7 @@ The learner's seat and its teammates, frozen checkpoints of qmix.py, are drawn a
 
 import copy
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +27,11 @@ from matplotlib.figure import Figure
 
 import envs
 import pretrain_vae
+from envs.checkpoints import Kept
+from envs.devices import device_of, move
 from envs.episodes import GRU, Columns, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.pool import Pool, find_members, load_members
-from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, check_ranges, main, read_weights
+from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
 
 NAMES = {"omg": "OMG", "naive": "Naive OM", "liam": "LIAM", "none": "IQL"}
@@ -123,14 +125,6 @@ class Args(RunArgs):
     """width of the inference network's memory"""
     goal_size: Positive = 64
     """size of the embedding of naive and liam, and of a prior VAE that is learned now"""
-
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return max(1, self.total_timesteps // self.batch_size)
 
     def check(self) -> None:
         if self.goal_size not in (8, 16, 32, 64):
@@ -228,7 +222,7 @@ class Prior:
 def others_actions(joint: torch.Tensor, seat: torch.Tensor, num_actions: int) -> torch.Tensor:
     """Joint actions (R, N), A where there was none -> one-hot (R, N A), the own seat's (R,) left out"""
     actions = F.one_hot(joint, num_actions + 1)[:, :, :-1].float()
-    actions[torch.arange(len(seat)), seat] = 0.0
+    actions[torch.arange(len(seat), device=seat.device), seat] = 0.0
     return actions.flatten(1)
 
 
@@ -247,10 +241,10 @@ def columns_of(args: Args, game: TeamGame, goal_size: int) -> Columns:
     return columns
 
 
-def sample(args: Args, replay: Replay, num_actions: int, rng: np.random.Generator) -> dict:
+def sample(args: Args, replay: Replay, num_actions: int, rng: np.random.Generator, device="cpu") -> dict:
     """Episodes of the replay with all that the losses want: rows (R, ...) of steps at which the learner is on the
     field, `before` and `after` (R,) the rows of the neighbouring steps, -1 where there is none, and `acted` (R,)."""
-    mb = replay.sample(args.batch_episodes, rng)
+    mb = replay.sample(args.batch_episodes, rng, device)
     rows, row, step, sizes = replay.rows, mb["row"], mb["step"], np.array([*mb["sizes"], 0])
     starts = np.cumsum(sizes) - sizes
     position = np.arange(len(row)) - starts[step]  # among the sequences that go on: the same at every step
@@ -259,7 +253,7 @@ def sample(args: Args, replay: Replay, num_actions: int, rng: np.random.Generato
     joint = np.where((step > 0)[:, None], rows["joint"][row - 1], num_actions)
     more = {"before": before, "after": after, "last_joint": joint.astype(np.int64)}
     more |= {name: rows[name][row] for name in rows if name not in mb}
-    mb |= {name: torch.from_numpy(x) for name, x in more.items()}
+    mb |= move(more, device)
     mb |= {name: mb[name].long() for name in ("seat", "joint")}
     mb["acted"] = F.pad(mb["valid"].flatten(), (0, mb["valid"].shape[1]))[mb["place"]]  # nobody acts in the last row
     mb["others"] = others_actions(mb["last_joint"], mb["seat"], num_actions)
@@ -272,10 +266,10 @@ def embed(prior: Prior, mb: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     to the end of the episode, or with observations as long as the learner is on the field."""
     steps, num, _ = mb["alive"].shape
     if prior.obs_is_state:
-        seat = torch.zeros(num, dtype=torch.long).index_copy(0, mb["place"][:num], mb["seat"][:num])
-        usable = torch.cat([torch.ones(1, num, dtype=torch.bool), mb["valid"]]).flatten()
+        seat = mb["seat"].new_zeros(num).index_copy(0, mb["place"][:num], mb["seat"][:num])
+        usable = torch.cat([mb["valid"].new_ones(1, num), mb["valid"]]).flatten()
         return *prior(mb["state"].flatten(0, 1), seat.repeat(steps)), usable
-    usable = torch.zeros(steps * num, dtype=torch.bool).index_fill(0, mb["place"], True)
+    usable = mb["valid"].new_zeros(steps * num).index_fill(0, mb["place"], True)
     parts = (x.new_zeros(steps * num, prior.size).index_copy(0, mb["place"], x) for x in prior(mb["obs"], mb["seat"]))
     return *parts, usable
 
@@ -283,7 +277,7 @@ def embed(prior: Prior, mb: dict) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 def candidates(place: torch.Tensor, usable: torch.Tensor, num: int, horizon: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Places (R, H + 1) of this state and of the next `horizon` ones of the same episode, `num` episodes side by side,
     and which of them may be taken: future ones, or, where there is none, this very state."""
-    at = place[:, None] + num * torch.arange(horizon + 1)
+    at = place[:, None] + num * torch.arange(horizon + 1, device=place.device)
     takable = (at < len(usable)) & usable[at.clamp(max=len(usable) - 1)]
     takable[:, 0] = ~takable[:, 1:].any(1)
     return at.clamp(max=len(usable) - 1), takable
@@ -334,21 +328,22 @@ def model_loss(args: Args, nets: Networks, mb: dict, goal, inferred: tuple, aim:
 def losses(args: Args, nets: Networks, target_q: QNetwork, prior: Prior | None, mb: dict, share: float, rng) -> tuple:
     """The TD loss and the model's, added (they share no weight), and what there is to log. `share`: how many subgoals
     of the mixture are selected ones."""
-    sizes, acted, model_part, log = mb["sizes"], mb["acted"], torch.zeros(()), {}
+    sizes, acted, device, log = mb["sizes"], mb["acted"], mb["obs"].device, {}
     x = nets.q.see(mb["obs"], mb["last_action"], mb["seat"], mb["others"])
-    goal = torch.zeros(len(x), nets.goal_size)
+    goal, model_part = x.new_zeros(len(x), nets.goal_size), x.new_zeros(())
 
     # the subgoal
     if nets.inference is not None:
         *inferred, _ = nets.inference(mb["obs"], mb["last_obs"], mb["others"], mb["last_action"], sizes)
         mean, log_var = inferred
-        noise = torch.randn(mean.shape, generator=rng)
+        noise = torch.randn(mean.shape, generator=rng).to(device)
         drawn = mean + (0.5 * log_var).exp() * noise if args.model == "omg" else mean
         goal = {"random": noise, "zero": torch.zeros_like(mean)}.get(args.subgoal, drawn).detach()
         aim = None
         if args.model == "omg":
             _, aim, log = look_ahead(args, nets.q, prior, mb, x.detach(), goal, mean.detach())
-            mixed = torch.rand(len(x), generator=rng) < (1.0 if args.subgoal == "oracle" else share)
+            chance = torch.rand(len(x), generator=rng).to(device)
+            mixed = chance < (1.0 if args.subgoal == "oracle" else share)
             if args.subgoal == "oracle" or (args.subgoal == "inferred" and args.mixing == "q"):
                 goal = torch.where(mixed[:, None], aim[0], goal)
             if args.mixing == "kl":  # the others aim at what was inferred in play
@@ -371,7 +366,7 @@ def losses(args: Args, nets: Networks, target_q: QNetwork, prior: Prior | None, 
             online = nets.q.step(x[then], nets.q.goal(goal[now]), memories[now])
             target = target_q.step(target_x[then], target_q.goal(goal[now]), target_memories[now])
         best = online.masked_fill(~mb["legal"][then], -1e9).argmax(1, keepdim=True)  # double Q-learning
-        next_value = torch.zeros(mb["valid"].numel()).index_copy(0, mb["place"][now], target.gather(1, best)[:, 0])
+        next_value = target.new_zeros(mb["valid"].numel()).index_copy(0, mb["place"][now], target.gather(1, best)[:, 0])
         next_value, alive = next_value.view(*mb["valid"].shape, 1), mb["alive"][1:]
         targets = lambda_targets(
             mb["reward"][:-1], next_value, mb["terminated"][:-1], mb["valid"], alive, args.gamma, args.td_lambda
@@ -409,18 +404,15 @@ def update(args: Args, nets, target_q, prior, optimizer, replay, count, share, n
     """The minibatches of one iteration; `count` (1,) of all minibatches says when the target copy is due."""
     logs: dict[str, list[float]] = {}
     for _ in range(args.updates):
-        loss, log = losses(args, nets, target_q, prior, sample(args, replay, num_actions, data_rng), share, rng)
-        optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(nets.parameters(), args.max_grad_norm)
-        if not torch.isfinite(loss + norm):
-            raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {norm.item()}")
-        optimizer.step()
+        mb = sample(args, replay, num_actions, data_rng, device_of(nets))
+        loss, log = losses(args, nets, target_q, prior, mb, share, rng)
+        (norm,) = descend(optimizer, loss, args.max_grad_norm)
         count += 1
         if count[0] % args.target_every == 0:
             target_q.load_state_dict(nets.q.state_dict())
-        for name, x in (log | {"losses/grad_norm": norm}).items():
+        for name, x in log.items():
             logs.setdefault(name, []).append(x.item())
+        logs.setdefault("losses/grad_norm", []).append(norm)
     return {name: float(np.mean(values)) for name, values in logs.items()}
 
 
@@ -433,27 +425,29 @@ def draw_subgoals(path: Path, args: Args, nets: Networks, prior: Prior, mb: dict
     place, (selected, _), log = look_ahead(args, nets.q, prior, mb, x, mean, mean)
     seen = mb["state"].flatten(0, 1)
     if not prior.obs_is_state:
-        seen = torch.zeros(len(seen), mb["obs"].shape[1]).index_copy(0, mb["place"], mb["obs"])
+        seen = mb["obs"].new_zeros(len(seen), mb["obs"].shape[1]).index_copy(0, mb["place"], mb["obs"])
     models, acted = prior.models, mb["acted"].nonzero()[:, 0]
-    shown = acted[torch.linspace(0, len(acted) - 1, 16).long()]
+    shown = acted[torch.linspace(0, len(acted) - 1, 16).long().to(acted.device)]
     came = (seen[place[shown]][:, : len(models.mean)] - models.mean) / models.std
     drawn = [came, models.space.decoder(selected[shown]), models.space.decoder(mean[shown])]
     errors = [(picture - came).pow(2).mean().item() for picture in drawn]
     figure = Figure(figsize=(8, 7), layout="constrained")
     names = ("selected state", "drawn from its subgoal", "drawn from the inferred subgoal")
     for axes, picture, name, error in zip(figure.subplots(3, 1), drawn, names, errors, strict=True):
-        axes.imshow(picture.numpy(), aspect="auto", cmap="coolwarm", vmin=-2, vmax=2)
+        axes.imshow(picture.cpu().numpy(), aspect="auto", cmap="coolwarm", vmin=-2, vmax=2)
         axes.set(title=f"{name}: mean squared error {error:.3f}", ylabel="step", xlabel="feature")
-    hits = f"nearest candidate is the selected one: {log['goal/hit_ratio']:.2f} (guessing: {log['goal/chance']:.2f})"
-    figure.suptitle(hits, fontsize=9)
+    hits, guesses = log["goal/hit_ratio"].item(), log["goal/chance"].item()
+    figure.suptitle(f"nearest candidate is the selected one: {hits:.2f} (guessing: {guesses:.2f})", fontsize=9)
     figure.savefig(path, dpi=100)
 
 
 # playing and evaluating
 
 
-class Learner(ChoosingTeam):
+class Learner(ChoosingTeam, Kept):
     """Plays agents greedily, but for a share `epsilon` of random actions, by the mean of the inferred subgoal."""
+
+    KEPT = ("memory", "history", "last_obs", "joint", "mean", "log_var", "rng")
 
     def __init__(self, args: Args, nets: Networks, game: TeamGame, seed: int):
         self.args, self.nets, self.game, self.epsilon = args, nets, game, 0.0
@@ -467,19 +461,21 @@ class Learner(ChoosingTeam):
     @torch.no_grad()
     def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
         """Actions (M,) of the agents of `who` (B, N); `seen` as the game shows it"""
-        (at, seat), obs, last_action = who.nonzero().T, seen["obs"][who], self.joint[who]
-        others, sizes = others_actions(self.joint[at], seat, self.game.num_actions), [len(obs)]
+        (at, seat), sizes, device = who.nonzero().T, [int(who.sum())], device_of(self.nets)
+        rows = seat, seen["obs"][who], self.joint[who], self.joint[at], self.last_obs[who]
+        seat, obs, last_action, joint, last_obs = (column.to(device) for column in rows)
+        others = others_actions(joint, seat, self.game.num_actions)
         goal = torch.zeros(len(obs), self.nets.goal_size)
         if self.nets.inference is not None:
-            self.mean[who], self.log_var[who], self.history[who] = self.nets.inference(
-                obs, self.last_obs[who], others, last_action, sizes, self.history[who]
-            )
+            history = self.history[who].to(device)
+            inferred = self.nets.inference(obs, last_obs, others, last_action, sizes, history)
+            self.mean[who], self.log_var[who], self.history[who] = (x.cpu() for x in inferred)
             noise = torch.randn(goal.shape, generator=self.rng) if self.args.subgoal == "random" else goal
             goal = {"random": noise, "zero": goal}.get(self.args.subgoal, self.mean[who])
         x = self.nets.q.see(obs, last_action, seat, others)
-        q_values, self.memory[who] = self.nets.q(x, goal, sizes, self.memory[who])
-        self.last_obs[who] = obs
-        return pick(q_values, seen["legal"][who], self.epsilon, self.rng)
+        q_values, memory = self.nets.q(x, goal.to(device), sizes, self.memory[who].to(device))
+        self.memory[who], self.last_obs[who] = memory.cpu(), seen["obs"][who]
+        return pick(q_values.cpu(), seen["legal"][who], self.epsilon, self.rng)
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
@@ -488,16 +484,6 @@ class Learner(ChoosingTeam):
             done = torch.from_numpy(info["done"])
             self.memory[done], self.history[done], self.last_obs[done] = 0.0, 0.0, 0.0
             self.joint[done] = self.game.num_actions
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        names = ("memory", "history", "last_obs", "joint", "mean", "log_var")
-        return {name: getattr(self, name).numpy() for name in names} | {"rng": self.rng.get_state().numpy()}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name, array in saved.items():
-            if name != "rng":
-                getattr(self, name)[:] = torch.from_numpy(array)
-        self.rng.set_state(torch.from_numpy(saved["rng"]))
 
 
 class MixedPlay:
@@ -524,9 +510,7 @@ class MixedPlay:
 
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Learner:
     """A checkpoint of this script for any seats of a batched env; it plays greedily in any case."""
-    known = {field.name for field in fields(Args)}
-    args, game = Args(**{name: value for name, value in spec["args"].items() if name in known}), TeamGame(env)
-    check_ranges(args)
+    args, game = saved_args(Args, spec), TeamGame(env)
     if spec.get("num_agents") != game.num_agents:
         here = f"{env.spec.env_id} has {game.num_agents}"
         raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec.get('num_agents')}, but {here}")
@@ -582,7 +566,7 @@ def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | Non
         ))  # fmt: skip
     models, _ = pretrain_vae.load_checkpoint(folder, env.spec, args.obs_is_state)
     run.record(prior=str(folder))
-    return Prior(models, args.obs_is_state)
+    return Prior(models.to(run.device), args.obs_is_state)
 
 
 def train(args: Args, run: Run) -> None:
@@ -602,7 +586,7 @@ def train(args: Args, run: Run) -> None:
     # networks and replay
     prior = prepare_prior(args, run, env, members)
     goal_size = prior.size if prior else args.goal_size
-    nets = Networks(args, game, goal_size, init_seed)
+    nets = Networks(args, game, goal_size, init_seed).to(run.device)
     target_q = copy.deepcopy(nets.q)
     optimizer = torch.optim.Adam(nets.parameters(), lr=args.learning_rate, foreach=True)
     play = MixedPlay(Learner(args, nets, game, policy_seed), pool)
@@ -660,7 +644,8 @@ def train(args: Args, run: Run) -> None:
 
     # result
     if prior and len(replay):
-        draw_subgoals(run.dir / "subgoals.png", args, nets, prior, sample(args, replay, game.num_actions, data_rng))
+        mb = sample(args, replay, game.num_actions, data_rng, run.device)
+        draw_subgoals(run.dir / "subgoals.png", args, nets, prior, mb)
     results = {"eval": evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)}
     if run.load_best():
         results["eval_best"] = evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)

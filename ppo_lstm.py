@@ -13,7 +13,7 @@ memory goes on; time running out bootstraps, an end by the rules does not.
 """
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -24,10 +24,11 @@ import torch.nn.functional as F
 import tyro
 
 import envs
-from envs.rng import pack_generator, unpack_generator
+from envs.checkpoints import Kept
+from envs.devices import device_of, move
 from envs.roles import Seats, play_in_a_row
-from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, main, read_weights
-from envs.sight import Things, embedding_table, sum_of_embeddings
+from envs.run import Count, Positive, Range, Rate, Run, RunArgs, Share, Weight, descend, main, read_weights, saved_args
+from envs.sight import Things, embedding_table, linear, sum_of_embeddings
 
 OWN = "lstm"  # the learner's name among roles
 REWARD_UNIT = 0.2  # of the reward that the network sees: half of a stag is 1
@@ -83,14 +84,6 @@ class Args(RunArgs):
     hidden_size: Annotated[int, Range(1, 512), tyro.conf.arg(metavar="1..512")] = 64
     """width of the hidden layers and of the memory"""
 
-    @property
-    def batch_size(self) -> int:
-        return self.num_envs * self.num_steps
-
-    @property
-    def num_iterations(self) -> int:
-        return max(1, self.total_timesteps // self.batch_size)
-
 
 # networks
 
@@ -106,24 +99,21 @@ class Agent(nn.Module):
         self.hidden = hidden = 8 * -(-args.hidden_size // 8)
         self.num_actions, things = game.num_actions, Things(game)
 
-        def linear(inputs: int, outputs: int, std: float) -> nn.Linear:
-            layer = nn.Linear(inputs, outputs)
-            nn.init.normal_(layer.weight, std=std, generator=generator)
-            nn.init.zeros_(layer.bias)
-            return layer
+        def layer(inputs: int, outputs: int, std: float) -> nn.Linear:
+            return linear(inputs, outputs, std, generator)
 
         self.embedding = embedding_table(things.num_ids, 2 * hidden, generator)
         self.time = nn.Parameter(0.3 * torch.randn(2 * hidden, generator=generator))
-        self.gates_of_input = linear(2 * hidden, 4 * hidden, std=(0.5 / hidden) ** 0.5)
-        self.gates_of_last_step = linear(game.num_players * game.num_actions + 2, 4 * hidden, std=1.0)
-        self.gates_of_memory = linear(hidden, 4 * hidden, std=hidden**-0.5)
+        self.gates_of_input = layer(2 * hidden, 4 * hidden, std=(0.5 / hidden) ** 0.5)
+        self.gates_of_last_step = layer(game.num_players * game.num_actions + 2, 4 * hidden, std=1.0)
+        self.gates_of_memory = layer(hidden, 4 * hidden, std=hidden**-0.5)
         with torch.no_grad():  # units forget at all paces, up to that of a run
             paces = torch.rand(hidden, generator=generator) * np.log(args.run_episodes * game.config.horizon)
             self.gates_of_input.bias[hidden : 2 * hidden] = paces
-        self.actor = linear(2 * hidden, hidden, std=hidden**-0.5)
-        self.critic = linear(2 * hidden, hidden, std=hidden**-0.5)
-        self.policy_head = linear(hidden, 8 * -(-game.num_actions // 8), std=0.01 / hidden**0.5)
-        self.value_head = linear(hidden, 1, std=1 / hidden**0.5)
+        self.actor = layer(2 * hidden, hidden, std=hidden**-0.5)
+        self.critic = layer(2 * hidden, hidden, std=hidden**-0.5)
+        self.policy_head = layer(hidden, 8 * -(-game.num_actions // 8), std=0.01 / hidden**0.5)
+        self.value_head = layer(hidden, 1, std=1 / hidden**0.5)
 
     def initial_memory(self, num: int) -> torch.Tensor:
         """(num, 2, H) h and c at the start of a run"""
@@ -204,18 +194,14 @@ def ppo_loss(args: Args, agent: Agent, mb: dict[str, torch.Tensor], memory: torc
 
 def update(args: Args, agent: Agent, optimizer, batch: dict[str, torch.Tensor], memory, ent_coef: float, generator):
     """All epochs over one batch of sequences (T, B, ...); returns the mean of what there is to log."""
-    log = []
+    log, device = [], device_of(agent)
+    batch, memory = move(batch, device), memory.to(device)
     for _ in range(args.update_epochs):
-        order = torch.randperm(args.num_envs, generator=generator)
+        order = torch.randperm(args.num_envs, generator=generator).to(device)
         for mb_inds in order.chunk(args.num_minibatches):
             mb = {name: x[:, mb_inds] for name, x in batch.items()}
             loss, stats, _ = ppo_loss(args, agent, mb, memory[mb_inds], ent_coef)
-            optimizer.zero_grad()
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm, foreach=True)
-            if not torch.isfinite(loss + norm):
-                raise FloatingPointError(f"the loss became {loss.item()} with a gradient of norm {norm.item()}")
-            optimizer.step()
+            descend(optimizer, loss, args.max_grad_norm)
             log.append(stats)
     return {f"losses/{name}": float(np.mean([stats[name] for stats in log])) for name in log[0]}
 
@@ -223,9 +209,11 @@ def update(args: Args, agent: Agent, optimizer, batch: dict[str, torch.Tensor], 
 # playing and evaluating
 
 
-class LineUps:
+class LineUps(Kept):
     """The co-players of seat 1: in every game drawn from `pool`, anew for each run of episodes. Half of the line-ups
     are of one kind. `player`, if given, sits in seat 1."""
+
+    KEPT = ("drawn", "episode", "rng", "seats")
 
     def __init__(self, env, pool: list[str], run_episodes: int, seed: int, greedy: bool = False, player=None):
         others = env.spec.num_players - 1
@@ -259,21 +247,12 @@ class LineUps:
         self.episode[over] = 0
         self.draw(over)
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        saved = {f"{k}.{name}": x for k, seats in enumerate(self.seats) for name, x in seats.get_state().items()}
-        return saved | {"drawn": self.drawn, "episode": self.episode, "rng": pack_generator(self.rng)}
 
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for k, seats in enumerate(self.seats):
-            prefix = f"{k}."
-            seats.set_state({name.removeprefix(prefix): x for name, x in saved.items() if name.startswith(prefix)})
-        self.drawn[:], self.episode[:] = saved["drawn"], saved["episode"]
-        unpack_generator(self.rng, saved["rng"])
-
-
-class Player:
+class Player(Kept):
     """An agent with its memory in one seat of any env (see envs/roles.py): in training, in evaluate.py, and for the
     roles of other runs."""
+
+    KEPT = ("memory", "is_first", "last_step", "episode", "generator")
 
     def __init__(self, agent: Agent, env, seat: int, run_episodes: int, seed: int, greedy: bool = False):
         self.agent, self.things, self.seat, self.greedy = agent, Things(env.game), seat, greedy
@@ -294,18 +273,20 @@ class Player:
         return {name: torch.from_numpy(x) for name, x in board.items()} | told
 
     @torch.no_grad()
-    def values(self, seen: dict[str, torch.Tensor]) -> torch.Tensor:
-        """(B,) of what is seen; memory stays as it is"""
-        return self.agent({name: x[None] for name, x in seen.items()}, self.memory)[1][0]
+    def think(self, seen: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probabilities (B, A) and values (B,) of what is seen, memory after it; on the CPU as the games are"""
+        device = device_of(self.agent)
+        thought = self.agent({name: x[None].to(device) for name, x in seen.items()}, self.memory.to(device))
+        log_probs, values, memory = (x.cpu() for x in thought)
+        return log_probs[0], values[0], memory
 
-    @torch.no_grad()
     def decide(self, env) -> dict[str, torch.Tensor]:
         """What is seen in a step, actions, their log-probabilities and values, all (B, ...); memory moves on."""
         seen = self.look(env.obs[:, self.seat], env.t, env.legal[:, self.seat])
-        log_probs, values, self.memory = self.agent({name: x[None] for name, x in seen.items()}, self.memory)
-        actions = log_probs[0].argmax(1) if self.greedy else sample(log_probs[0], self.generator)
-        chosen = log_probs[0].gather(1, actions[:, None])[:, 0]
-        return seen | {"actions": actions, "log_probs": chosen, "values": values[0]}
+        log_probs, values, self.memory = self.think(seen)
+        actions = log_probs.argmax(1) if self.greedy else sample(log_probs, self.generator)
+        chosen = log_probs.gather(1, actions[:, None])[:, 0]
+        return seen | {"actions": actions, "log_probs": chosen, "values": values}
 
     def act(self, env) -> np.ndarray:
         return self.decide(env)["actions"].numpy()
@@ -319,22 +300,12 @@ class Player:
         self.episode[self.is_first] = 0
         self.last_step = torch.cat([did, reward, done[:, None]], dim=1) * ~self.is_first[:, None]
 
-    def get_state(self) -> dict[str, np.ndarray]:
-        saved = {"memory": self.memory, "is_first": self.is_first, "last_step": self.last_step, "episode": self.episode}
-        return {name: x.numpy() for name, x in saved.items()} | {"generator": self.generator.get_state().numpy()}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        for name in ("memory", "is_first", "last_step", "episode"):
-            setattr(self, name, torch.from_numpy(np.array(saved[name])))
-        self.generator.set_state(torch.from_numpy(saved["generator"]))
-
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Player:
     """A checkpoint of this script as a player; it has one learner."""
     if learner not in (None, 1):
         raise envs.ConfigError(f"checkpoint '{checkpoint}' has one learner, so '@{learner}' picks nothing")
-    known = {field.name for field in fields(Args)}
-    args = Args(**{name: value for name, value in spec["args"].items() if name in known})
+    args = saved_args(Args, spec)
     agent = Agent(env.game, args, torch.Generator())
     read_weights(checkpoint, agent)
     return Player(agent, env, seat, args.run_episodes, seed, greedy)
@@ -369,7 +340,7 @@ def train(args: Args, run: Run) -> None:
     line_ups = LineUps(env, pool, args.run_episodes, seats_seed)
 
     # agent
-    agent = Agent(env.game, args, torch.Generator().manual_seed(init_seed))
+    agent = Agent(env.game, args, torch.Generator().manual_seed(init_seed)).to(run.device)
     nn.init.constant_(agent.value_head.bias, args.initial_value)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     player = Player(agent, env, 0, args.run_episodes, policy_seed)
@@ -412,14 +383,13 @@ def train(args: Args, run: Run) -> None:
             run.clock("env")
 
             if truncated[step].any():  # the value of what would have followed, had time not run out
-                with torch.no_grad():
-                    final = player.look(info["final_obs"][:, 0], info["episode_length"], env.legal[:, 0])
-                    final["is_first"] = torch.zeros_like(final["is_first"])
-                    next_value[step] = player.values(final)  # the value ignores legality
+                final = player.look(info["final_obs"][:, 0], info["episode_length"], env.legal[:, 0])
+                final["is_first"] = torch.zeros_like(final["is_first"])
+                next_value[step] = player.think(final)[1]  # the value ignores legality
                 run.clock("policy")
 
         # advantages
-        last_values = player.values(player.look(env.obs[:, 0], env.t, env.legal[:, 0]))
+        last_values = player.think(player.look(env.obs[:, 0], env.t, env.legal[:, 0]))[1]
         following = torch.cat([batch["values"][1:], last_values[None]])
         next_value = torch.where(truncated, next_value, following)
         gae = (batch["alive"], terminated, truncated, args.gamma, args.gae_lambda)

@@ -27,6 +27,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from envs.checkpoints import Kept
 from envs.devices import device_of
 from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
@@ -210,8 +211,10 @@ def update(args: Args, nets: Networks, target_nets: Networks, optimizer, replay:
 # playing and evaluating
 
 
-class Team(ChoosingTeam):
+class Team(ChoosingTeam, Kept):
     """Plays agents greedily, but for a share `epsilon` of random actions."""
+
+    KEPT = ("memory", "last_action", "rng")
 
     def __init__(self, agent: QNetwork, game: TeamGame, seed: int):
         self.agent, self.game, self.epsilon, self.device = agent, game, 0.0, device_of(agent)
@@ -240,14 +243,6 @@ class Team(ChoosingTeam):
         if info["done"].any():
             done = torch.from_numpy(info["done"])
             self.memory[done], self.last_action[done] = 0.0, self.game.num_actions
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        saved = {"memory": self.memory, "last_action": self.last_action, "rng": self.rng.get_state()}
-        return {name: x.numpy() for name, x in saved.items()}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.memory, self.last_action = (torch.from_numpy(saved[name].copy()) for name in ("memory", "last_action"))
-        self.rng.set_state(torch.from_numpy(saved["rng"]))
 
 
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Team:

@@ -345,7 +345,8 @@ def plot_adaptation(path: str, rows: list[dict]) -> None:
     columns = min(3, len(names))
     figure = Figure(figsize=(4.2 * columns, 3.1 * -(-len(names) // columns)), layout="constrained")
     players = [name for name in dict.fromkeys(row["player 1"] for row in rows) if name != "best response"]
-    handles, numbers = {}, range(1, EPISODES + 1)
+    handles: dict[str, Any] = {}
+    numbers = range(1, EPISODES + 1)
     for k, name in enumerate(names):
         axes = figure.add_subplot(-(-len(names) // columns), columns, k + 1)
         panel = [row for row in rows if row["among"] == name]
@@ -370,5 +371,5 @@ def plot_adaptation(path: str, rows: list[dict]) -> None:
         axes.set(title=f"among {name}", xlabel="episode", ylim=(low, high))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean return of player 1")
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)

@@ -368,7 +368,8 @@ def pack_all(things: dict[str, Any]) -> Tensors:
 
 
 class Kept:
-    """A thing whose attributes named in KEPT survive a kill: arrays, numpy generators, and things like itself."""
+    """A thing whose attributes named in KEPT survive a kill: arrays, tensors and generators of the CPU, things like
+    itself and lists of them."""
 
     KEPT: tuple[str, ...] = ()
 
@@ -378,10 +379,15 @@ class Kept:
             value = getattr(self, name)
             if isinstance(value, np.random.Generator):
                 saved[name] = pack_generator(value)
+            elif isinstance(value, torch.Generator):
+                saved[name] = value.get_state().numpy()
+            elif isinstance(value, torch.Tensor):
+                saved[name] = value.numpy().copy()
             elif isinstance(value, np.ndarray):
                 saved[name] = value.copy()
             else:
-                saved |= {f"{name}.{key}": array for key, array in value.get_state().items()}
+                for place, thing in numbered(name, value).items():
+                    saved |= {f"{place}.{key}": array for key, array in thing.get_state().items()}
         return saved
 
     def set_state(self, saved: dict[str, np.ndarray]) -> None:
@@ -389,7 +395,17 @@ class Kept:
             value = getattr(self, name)
             if isinstance(value, np.random.Generator):
                 unpack_generator(value, saved[name])
+            elif isinstance(value, torch.Generator):
+                value.set_state(torch.from_numpy(saved[name]))
+            elif isinstance(value, torch.Tensor):
+                value[:] = torch.from_numpy(saved[name])
             elif isinstance(value, np.ndarray):
                 value[:] = saved[name]
             else:
-                value.set_state({key: saved[f"{name}.{key}"] for key in value.get_state()})
+                for place, thing in numbered(name, value).items():
+                    thing.set_state({key: saved[f"{place}.{key}"] for key in thing.get_state()})
+
+
+def numbered(name: str, value: Any) -> dict[str, Any]:
+    """One thing by its name, or those of a list by name and number."""
+    return {f"{name}{k}": thing for k, thing in enumerate(value)} if isinstance(value, list) else {name: value}

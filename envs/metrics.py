@@ -99,7 +99,8 @@ class Metrics:
             with Image.open(path) as film:
                 image = Summary.Image(width=film.width, height=film.height, colorspace=3)
             image.encoded_image_string = path.read_bytes()
-            self.tensorboard.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+            writer: Any = self.tensorboard.file_writer
+            writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
         if self.wandb:
             import wandb
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from envs.checkpoints import read_spec
+from envs.checkpoints import Kept, read_spec
 from envs.errors import ConfigError
 from envs.roles import find_checkpoint, load_team
 from envs.team import TeamGame
@@ -53,25 +53,22 @@ def find_members(pattern: str, env: Any) -> list[Path]:
     return fits
 
 
-class RuleTeam:
+class RuleTeam(Kept):
     """A rule-based team of a battle as a member."""
+
+    KEPT = ("streams",)
 
     def __init__(self, name: str, env: Any, seed: int):
         from envs.battles import make_team
 
         self.team = make_team(name, env, seed)
+        self.streams = self.team.streams
 
     def act(self, env: Any) -> np.ndarray:
         return self.team()
 
     def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         pass
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return {"streams": self.team.streams}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.team.streams[:] = saved["streams"]
 
 
 def load_member(role: str | Path, env: Any, seed: int, greedy: bool = True) -> Member:
@@ -91,11 +88,14 @@ def load_members(roles: list[Path], env: Any, seed: int) -> list[Member]:
     return [load_member(role, env, seed + k) for k, role in enumerate(roles)]
 
 
-class MixedTeam:
+class MixedTeam(Kept):
     """Members in the seats of a batch of games: `member` (B, N) says who sits where."""
+
+    KEPT: tuple[str, ...] = ("member", "remembering")
 
     def __init__(self, game: TeamGame, members: list[Member], member: np.ndarray | None = None):
         self.game, self.members = game, members
+        self.remembering = [member.team for member in members if hasattr(member.team, "get_state")]
         shape = (game.num_envs, game.num_agents)
         self.member = np.full(shape, LEARNER) if member is None else np.broadcast_to(member, shape).copy()
 
@@ -115,7 +115,7 @@ class MixedTeam:
     def explain(self, row: int = 0) -> dict[str, np.ndarray]:
         """What was thought in game `row` (envs/roles.py): of each agent by its own member, as far as all tell it."""
         seats = self.member[row].tolist()
-        told = {k: getattr(self.members[k].team, "explain", lambda row: {})(row) for k in set(seats)}
+        told: dict[int, dict] = {k: getattr(self.members[k].team, "explain", lambda row: {})(row) for k in set(seats)}
         if len(told) == 1:
             return told[seats[0]]
         names = set.intersection(*(set(part) for part in told.values()))
@@ -125,20 +125,6 @@ class MixedTeam:
     def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         for member in self.members:
             member.team.watch(env, actions, info)
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        saved = {"member": self.member}
-        for k, member in enumerate(self.members):
-            if hasattr(member.team, "get_state"):
-                saved |= {f"member{k}.{name}": x for name, x in member.team.get_state().items()}
-        return saved
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        self.member[:] = saved["member"]
-        for k, member in enumerate(self.members):
-            own = {name.removeprefix(f"member{k}."): x for name, x in saved.items() if name.startswith(f"member{k}.")}
-            if own:
-                member.team.set_state(own)
 
 
 def mixed_team(roles: list[str], env: Any, seed: int, greedy: bool = True) -> MixedTeam:
@@ -176,6 +162,8 @@ class Pool(MixedTeam):
     """One seat of each game is the learner's; the others are taken by members. Both are drawn anew for each episode:
     the learner's seat, one member for each group of teammates, and where the group sits."""
 
+    KEPT = (*MixedTeam.KEPT, "rng")
+
     def __init__(self, game: TeamGame, members: list[Member], seed: int, team: str = "", own: str = "learner"):
         super().__init__(game, members)
         self.groups = parse_team(team, own, game.num_agents, members)
@@ -206,10 +194,3 @@ class Pool(MixedTeam):
         super().watch(env, actions, info)
         if info["done"].any():
             self.draw(np.flatnonzero(info["done"]))
-
-    def get_state(self) -> dict[str, np.ndarray]:
-        return super().get_state() | {"rng": self.rng.get_state().numpy()}
-
-    def set_state(self, saved: dict[str, np.ndarray]) -> None:
-        super().set_state(saved)
-        self.rng.set_state(torch.from_numpy(saved["rng"]))
