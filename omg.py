@@ -218,6 +218,11 @@ class Prior:
             seen = torch.cat([seen, F.one_hot(seat, self.models.sizes["num_players"]).float()], 1)
         return self.models.space.encode(seen)
 
+    @torch.no_grad()
+    def decode(self, goal: torch.Tensor) -> torch.Tensor:
+        """Subgoals (M, G) -> the states or observations (M, ...) that they stand for"""
+        return self.models.space.decoder(goal) * self.models.std + self.models.mean
+
 
 def others_actions(joint: torch.Tensor, seat: torch.Tensor, num_actions: int) -> torch.Tensor:
     """Joint actions (R, N), A where there was none -> one-hot (R, N A), the own seat's (R,) left out"""
@@ -449,8 +454,9 @@ class Learner(ChoosingTeam, Kept):
 
     KEPT = ("memory", "history", "last_obs", "joint", "mean", "log_var", "rng")
 
-    def __init__(self, args: Args, nets: Networks, game: TeamGame, seed: int):
-        self.args, self.nets, self.game, self.epsilon = args, nets, game, 0.0
+    def __init__(self, args: Args, nets: Networks, game: TeamGame, seed: int, prior: Prior | None = None):
+        self.args, self.nets, self.game, self.epsilon, self.prior = args, nets, game, 0.0, prior
+        self.q_values = torch.zeros(game.num_envs, game.num_agents, game.num_actions)
         self.rng = torch.Generator().manual_seed(seed)
         shape = (game.num_envs, game.num_agents)
         self.memory, self.last_obs = torch.zeros(*shape, args.hidden_size), torch.zeros(*shape, game.obs_size)
@@ -474,8 +480,17 @@ class Learner(ChoosingTeam, Kept):
             goal = {"random": noise, "zero": goal}.get(self.args.subgoal, self.mean[who])
         x = self.nets.q.see(obs, last_action, seat, others)
         q_values, memory = self.nets.q(x, goal.to(device), sizes, self.memory[who].to(device))
-        self.memory[who], self.last_obs[who] = memory.cpu(), seen["obs"][who]
-        return pick(q_values.cpu(), seen["legal"][who], self.epsilon, self.rng)
+        self.memory[who], self.last_obs[who], self.q_values[who] = memory.cpu(), seen["obs"][who], q_values.cpu()
+        return pick(self.q_values[who], seen["legal"][who], self.epsilon, self.rng)
+
+    def explain(self, row: int = 0) -> dict[str, np.ndarray]:
+        """Its Q values in game `row` and, decoded by the prior VAE, the subgoals it inferred (envs/roles.py)."""
+        seats = slice(None) if self.seat is None else self.seat
+        found = {"q_values": self.q_values[row, seats].numpy()}
+        if self.prior:
+            name = "subgoal_state" if self.prior.obs_is_state else "subgoal_obs"
+            found[name] = self.prior.decode(self.mean[row, seats]).numpy()
+        return found
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         """Remember the actions (B, N) of a step, and forget all where an episode has ended."""
@@ -514,9 +529,12 @@ def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Lea
     if spec.get("num_agents") != game.num_agents:
         here = f"{env.spec.env_id} has {game.num_agents}"
         raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec.get('num_agents')}, but {here}")
-    nets = Networks(args, game, int(spec["goal_size"]))
+    nets, prior = Networks(args, game, int(spec["goal_size"])), None
     read_weights(checkpoint, nets)
-    return Learner(args, nets, game, seed)
+    if args.model == "omg" and (Path(spec.get("prior", "")) / "spec.json").is_file():  # only to show what it infers
+        models, _ = pretrain_vae.load_checkpoint(spec["prior"], env.spec, args.obs_is_state)
+        prior = Prior(models, args.obs_is_state)
+    return Learner(args, nets, game, seed, prior)
 
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Learner:
@@ -565,7 +583,7 @@ def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | Non
             env_id=args.env_id, lineups=lineups, seed=args.seed, out_dir=out_dir, **how
         ))  # fmt: skip
     models, _ = pretrain_vae.load_checkpoint(folder, env.spec, args.obs_is_state)
-    run.record(prior=str(folder))
+    run.record(prior=str(Path(folder).resolve()))
     return Prior(models.to(run.device), args.obs_is_state)
 
 

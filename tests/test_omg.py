@@ -409,6 +409,10 @@ def test_every_variant_trains_and_plays(teammates, priors, variant, tmp_path, ca
     actions[:, 1] = policy.act(env)
     assert np.take_along_axis(env.legal, actions[:, :, None], 2).all()
     policy.watch(env, actions, env.step(actions)[-1])
+    told, sizes = policy.explain(1), {"subgoal_obs": env.spec.obs_shape, "subgoal_state": env.spec.state_shape}
+    shown = {name: told[name].shape for name in told if name.startswith("subgoal")}
+    name = "subgoal_state" if "--obs-is-state" in flags else "subgoal_obs"
+    assert shown == ({name: sizes[name]} if "--vae-ckpt" in flags else {}) and told["q_values"].shape == (9,)
 
 
 def test_a_prior_of_states_is_refused_where_observations_are_seen(teammates, priors, tmp_path, capsys):
