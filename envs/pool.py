@@ -113,14 +113,19 @@ class MixedTeam(Kept):
         return actions
 
     def explain(self, row: int = 0) -> dict[str, np.ndarray]:
-        """What was thought in game `row` (envs/roles.py): of each agent by its own member, as far as all tell it."""
+        """What was thought in game `row` (envs/roles.py), of each agent by its own member; NaN where that tells nothing
+        of the kind."""
         seats = self.member[row].tolist()
         told: dict[int, dict] = {k: getattr(self.members[k].team, "explain", lambda row: {})(row) for k in set(seats)}
         if len(told) == 1:
             return told[seats[0]]
-        names = set.intersection(*(set(part) for part in told.values()))
-        names = {name for name in names if all(np.shape(part[name])[:1] == (len(seats),) for part in told.values())}
-        return {name: np.stack([told[k][name][seat] for seat, k in enumerate(seats)]) for name in sorted(names)}
+        found: dict[str, np.ndarray] = {}
+        for seat, k in enumerate(seats):
+            for name, array in told[k].items():
+                if np.shape(array)[:1] == (len(seats),):
+                    empty = np.full(np.shape(array), np.nan, np.float32)
+                    found.setdefault(name, empty)[seat] = array[seat]
+        return found
 
     def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         for member in self.members:

@@ -93,7 +93,8 @@ def play_battle(battle: Any, team: Any, episodes: int, replay: Replay | None = N
             rewards = battle.step(dict(zip(battle.possible_agents, actions[0].tolist(), strict=True)))[1]
             team.watch(env, actions, env.info)
             if replay:
-                each = {seat: {name: x[seat] for name, x in thoughts.items()} for seat in np.flatnonzero(alive)}
+                each = {seat: {name: x[seat] for name, x in thoughts.items() if not np.isnan(x[seat]).all()}
+                        for seat in np.flatnonzero(alive)}  # fmt: skip
                 earned = np.full(len(alive), rewards[battle.possible_agents[0]])
                 replay.step(actions[0], legal, earned, each if thoughts else {}, env=env, units=place)
                 if not battle.agents:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ import evaluate
 import omg
 import pretrain_vae
 import qmix
+from envs import replay as replays
 from envs.episodes import Replay, RunningEpisodes
 from envs.pool import LEARNER, Pool, find_members, load_members, mixed_team
 from envs.roles import load_policy
@@ -413,6 +415,17 @@ def test_every_variant_trains_and_plays(teammates, priors, variant, tmp_path, ca
     shown = {name: told[name].shape for name in told if name.startswith("subgoal")}
     name = "subgoal_state" if "--obs-is-state" in flags else "subgoal_obs"
     assert shown == ({name: sizes[name]} if "--vae-ckpt" in flags else {}) and told["q_values"].shape == (9,)
+
+
+def test_a_replay_shows_the_subgoals_of_the_learner_alone(teammates, priors, tmp_path, capsys):
+    """In a battle of an OMG learner among others, each unit's thoughts are those of its own policy."""
+    flags = ["--vae-ckpt", priors[False], "--env-id", "smac-3m", "--teammates", teammates, "--goal-size", "8"]
+    run = str(tmp_path / "run")
+    assert main(omg.Args, omg.train, [*flags, "--run-dir", run, *TINY, "--total-timesteps", "256"]) == 0
+    other = next(Path(teammates).iterdir())
+    [episode] = replays.record("smac-3m", f"{run},{other},nearest", 1, 3, True, {}).data["episodes"]
+    first = episode["steps"][0]["thoughts"]
+    assert "subgoal" in first["0"] and "q_values" in first["1"] and "subgoal" not in first["1"] and not first.get("2")
 
 
 def test_a_prior_of_states_is_refused_where_observations_are_seen(teammates, priors, tmp_path, capsys):
