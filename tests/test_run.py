@@ -1095,3 +1095,28 @@ def test_a_copy_of_a_script_trains_in_another_folder(script, tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     assert copy.stem in folder.name
     assert json.loads((folder / "checkpoints/last/spec.json").read_text())["script"] == copy.name
+
+
+class Pair(checkpoints.Kept):
+    KEPT = ("array", "rng", "torch_rng", "tensor", "inner", "several")
+
+    def __init__(self, seed: int, inner: bool = True):
+        self.array, self.tensor = np.full(3, seed), torch.full((2,), float(seed))
+        self.rng, self.torch_rng = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+        self.inner = Pair(seed + 1, False) if inner else np.zeros(1)
+        self.several = [Pair(seed + 2, False)] if inner else []
+
+    def draw(self) -> list[float]:
+        mine = [*self.array, *self.tensor.tolist(), self.rng.random(), torch.rand(1, generator=self.torch_rng).item()]
+        return mine + (self.inner.draw() + self.several[0].draw() if self.several else [])
+
+
+def test_what_is_kept_goes_on_as_it_was():
+    """Arrays, tensors, both kinds of generators, and things of the same kind, alone or in a list."""
+    one, other = Pair(1), Pair(50)
+    saved = one.get_state()
+    then = one.draw()
+    assert other.draw() != then
+    other.set_state(saved)
+    one.array += 1  # what was saved is a copy
+    assert other.draw() == then
