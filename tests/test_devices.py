@@ -45,7 +45,7 @@ def ended(folder):
 
 @pytest.mark.filterwarnings("ignore:for .* a non-meta parameter")  # to torch it is `meta`, which holds nothing
 @pytest.mark.parametrize("script", [
-    pytest.param(name, marks=pytest.mark.slow) if name == "hopplus_nomcts.py" else name for name in SCRIPTS
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith(("hopplus", "mappo")) else name for name in SCRIPTS
 ])  # fmt: skip
 def test_a_script_never_mixes_devices_and_computes_the_same(script, stand_in, tmp_path, monkeypatch, capsys):
     """Trained, saved, evaluated, and resumed on the device: what is saved is the same, bit for bit, as on the CPU."""

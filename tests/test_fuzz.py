@@ -247,7 +247,7 @@ class KillAt:
 
 
 @few_or_all(1)
-@over(SCRIPTS, "hopplus_mcts.py", "qmix.py")
+@over(SCRIPTS, "ppo_baseline.py", "qmix.py")
 def test_kills_at_any_change_to_a_file(script, few, tmp_path):
     """Once, twice or three times in a row; then the run ends with the bits of one that was never killed."""
     expected, folder, draws = whole_run(script), tmp_path / "x", random.Random(f"{script} {few}")
@@ -303,7 +303,7 @@ RESUMED += [f"checkpoints/{at}/{name}" for at in ("last", "best") for name in ("
 
 
 @few_or_all(2)
-@over(SCRIPTS, "ppo_baseline.py", "hopplus_mcts.py", "omg.py")
+@over(SCRIPTS, "ppo_baseline.py", "qmix.py", "omg.py")
 def test_damaged_run_folders_are_not_resumed(script, few, tmp_path):
     cases = chosen(list(itertools.product(RESUMED, DAMAGES)), few, script)
     with Problems() as problems:
@@ -329,7 +329,7 @@ def seats(script: str, role: Path) -> list[str]:
 
 
 @few_or_all(2)
-@over(SCRIPTS, "ppo_baseline.py", "hopplus_mcts.py", "omg.py")
+@over(SCRIPTS, "ppo_baseline.py", "qmix.py", "omg.py")
 def test_damaged_checkpoints_do_not_play(script, few, tmp_path):
     files = ("spec.json", "weights.safetensors")
     cases = chosen(list(itertools.product(("best", "last"), files, DAMAGES)), few, script)
@@ -367,7 +367,7 @@ ODD = (
 
 
 @few_or_all(2)
-@over(SCRIPTS, "ppo_baseline.py", "hopplus_mcts.py", "omg.py")
+@over(SCRIPTS, "ppo_baseline.py", "qmix.py", "omg.py")
 def test_specs_of_the_right_sum_and_the_wrong_kind(script, few, tmp_path):
     """Whoever edits a spec and its checksum gets one line, or a player: as a role and at --resume."""
     spec = checkpoints.read_spec(whole_run(script) / "checkpoints/best")
@@ -390,7 +390,7 @@ def test_specs_of_the_right_sum_and_the_wrong_kind(script, few, tmp_path):
 
 
 @few_or_all(2)
-@over(SCRIPTS, "ppo_baseline.py", "hopplus_mcts.py", "omg.py")
+@over(SCRIPTS, "ppo_baseline.py", "qmix.py", "omg.py")
 def test_states_of_the_right_sum_that_cannot_be(script, few, tmp_path):
     """Compiled code checks no bounds: boards are checked before, and nothing else crashes the process."""
     saved = checkpoints.read_checkpoint(whole_run(script) / "checkpoints/previous", resume=True)
