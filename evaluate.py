@@ -63,7 +63,7 @@ from envs.roles import Episodes, Seats, load_policy, parse_roles, play_episodes
 from envs.run import Positive, Range, Weight, Whole, guarded, parse
 
 CHUNK = 4096  # episodes played side by side
-HIDDEN = ("agent", "returns", "ci95 of episodes")  # columns of the adaptation table that go to files alone
+HIDDEN = ("agent", "returns")  # columns of the adaptation table that go to files alone
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""HOP+ without trees: infer the others' goals, model their actions, plan one step ahead in a learned world model.
+"""HOP+ without trees: infer the others' goals, model their actions, plan a step ahead in a learned world model.
 
 The same mind as hopplus_mcts.py (goals, beliefs, opponent model, imagined co-players are line for line the same; `diff`
 shows the rest). Where that one searches trees with the real rules, this one asks a learned world model what follows
@@ -7,7 +7,7 @@ steps and on games that go on in the world model alone.
 
     python hopplus_nomcts.py --seed 3                                 # Stag Hunt 4x4, five minutes on one core
     python hopplus_nomcts.py --env-id msh-4h1s-8x8 --start-window 3
-    python hopplus_nomcts.py --real-ratio 1.0                         # plans, but learns from real steps alone
+    python hopplus_nomcts.py --plan-depth 2                           # looks two steps ahead
     python hopplus_nomcts.py --no-world-model                         # PPO with goals: nothing planned or imagined
     python hopplus_nomcts.py --roles hop,ns,nh,random                 # one learner among rule-based players
     python hopplus_nomcts.py --resume runs/msh-4h1s-4x4__hopplus_nomcts__3__1700000000
@@ -67,11 +67,7 @@ class Args(RunArgs):
     num_envs: Positive = 64
     """games played side by side"""
     start_window: Whole = 0
-    """start curriculum: side of the square in which some episodes start (0: off)"""
-    start_window_prob: Share = 0.9
-    """probability of such a start at the beginning of training, decaying linearly"""
-    start_window_until: Share = 0.5
-    """share of training after which all episodes start as in the true game"""
+    """start curriculum: side of the square in which most episodes start at first, none after half of it (0: off)"""
     prosocial: bool = False
     """learn and plan for the mean reward of all players (evaluation counts selfish rewards)"""
     max_block_comp: Annotated[int, Range(0, 100), tyro.conf.arg(metavar="0..100")] = 0
@@ -82,6 +78,8 @@ class Args(RunArgs):
     """plan and imagine in a learned world model (--no-world-model: PPO with goals only)"""
     perfect_model: bool = False
     """the rules themselves in the place of the world model, to see what its errors cost"""
+    plan_depth: Annotated[int, Range(1, 3), tyro.conf.arg(metavar="1..3")] = 1
+    """steps that planning looks ahead; after the first one only from the best own actions"""
     draws: Positive = 4
     """draws of the others' goals and actions on which every own action is scored"""
     beta: Weight = 4.0
@@ -200,7 +198,7 @@ def make_nets(args: Args, game, models: GoalModels, world: nn.Module | None, see
     return nn.ModuleDict({"agent": agent, "models": models} | ({} if world is None else {"world": world}))
 
 
-# planning: one step ahead, in whatever stands for the world
+# planning: a step or more ahead, in whatever stands for the world
 
 
 class Plan(NamedTuple):
@@ -214,7 +212,9 @@ class Plan(NamedTuple):
 
 
 class Planner:
-    """Scores every own action one step ahead. Without a world it plans nothing: the raw policy, given the goals."""
+    """Scores every own action by looking ahead. Without a world it plans nothing: the raw policy, given the goals."""
+
+    WIDTH = 2  # own actions that are looked at deeper
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
@@ -222,21 +222,28 @@ class Planner:
         self.unknown_goal = nets["models"].flag(pretrain_vae.UNKNOWN)
 
     @torch.no_grad()
-    def ask(self, states: np.ndarray, row: np.ndarray, focal: np.ndarray, goals: np.ndarray, cell=None, code=None):
-        """Raw policies and values of player focal[m] in states[row[m]], given goals (M, N-1, G); of a goal about cell
-        and code (M, N-1) that is no longer there, UNKNOWN."""
-        if cell is not None:
-            there = np.zeros(code.shape, bool)
-            forest.goals_there(self.game.grid, states[row], cell, code, there)
-            player = (focal[:, None] + 1 + np.arange(code.shape[1])) % self.game.num_players
-            there &= self.game.alive(states)[row[:, None], player]
-            goals = np.where(there[..., None], goals, self.unknown_goal.numpy())
+    def ask(self, states: np.ndarray, row: np.ndarray, focal: np.ndarray, goals: np.ndarray):
+        """Raw policies, values and legal actions of player focal[m] in states[row[m]], given goals (M, N-1, G)."""
         seen, t = self.things.of_states(states, row, focal), self.things.time(states[row, T])
         legal = self.game.legal(states, trusted=True)[row, focal]
         columns = tensors(device_of(self.nets), seen, t, legal, goals)
         parts = [self.nets["agent"](*some) for some in zip(*(column.split(4096) for column in columns), strict=True)]
         log_probs, value = (torch.cat(outputs) for outputs in zip(*parts, strict=True))
         return log_probs.exp().cpu().numpy(), value.cpu().numpy(), legal
+
+    def worth(self, states, row, focal, streams, goals, cell, code, depth: int) -> np.ndarray:
+        """(M,) values of states[row[m]] for player focal[m], given goals (M, N-1, G) about cell and code (M, N-1): the
+        raw ones, or what the planned policy gets that looks `depth` steps ahead."""
+        unknown = self.unknown_goal.numpy()
+        player, alive, goals = forest.goals_left(self.game, states, row, focal, goals, cell, code, unknown)
+        prior, value, legal = self.ask(states, row, focal, goals)
+        if depth == 0:
+            return value
+        models, things = self.nets["models"], self.things
+        joint = pretrain_vae.draw_others(models, things, states, row, focal, player, alive, goals, streams)
+        q_values = self.look_ahead(states, row, focal, legal, joint, (streams, goals, cell, code), depth)
+        policy = planned_policy(self.args, Plan(legal, prior, value, q_values, goals), self.args.play_beta)
+        return (policy * q_values).sum(1)
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
         """Look ahead for player focal[r] in states[env_row[r]], on draws of the others' goals and actions."""
@@ -252,7 +259,7 @@ class Planner:
         player = (focal[decision][:, None] + 1 + np.arange(others)) % self.game.num_players  # (M, N-1)
         row, gone = env_row[decision][:, None], drawn < 0
         goals = np.where(gone[..., None], self.unknown_goal.numpy(), beliefs.goal[row, player, drawn])
-        about = np.where(gone, -1, beliefs.cell[row, drawn]), np.where(gone, UNKNOWN, beliefs.code[row, drawn])
+        cell, code = np.where(gone, -1, beliefs.cell[row, drawn]), np.where(gone, UNKNOWN, beliefs.code[row, drawn])
         prior, value, legal = self.ask(states, row[:, 0], focal[decision], goals)
 
         def by_decision(array: np.ndarray) -> np.ndarray:
@@ -261,30 +268,38 @@ class Planner:
         prior, value, legal = by_decision(prior).mean(1), by_decision(value).mean(1), by_decision(legal)[:, 0]
         q_values = np.where(legal, value[:, None], 0.0).astype(np.float32)
         if self.world:
-            q_values = self.look_ahead(states, env_row, focal, legal, joint, goals, *about)
+            about = streams.reshape(-1, 1), goals, cell, code
+            q_values = self.look_ahead(states, env_row, focal, legal, joint, about, self.args.plan_depth)
         return Plan(legal, prior, value, q_values, by_decision(goals)[:, 0])
 
-    def look_ahead(self, states, env_row, focal, legal, joint, goals, cell, code) -> np.ndarray:
+    def look_ahead(self, states, env_row, focal, legal, joint, drawn, depth: int) -> np.ndarray:
         """(R, A) reward + gamma value of what follows each legal action, the mean over draws joint (R, D, N) of the
-        others' actions; 0 for illegal ones. A step that several draws or players imagine is imagined once."""
-        draws, num_players, num_actions = joint.shape[1], joint.shape[2], self.game.num_actions
-        decision, action = np.nonzero(legal)
+        others' actions, with `drawn` streams, goals, cells, codes (R D, ...); 0 for illegal ones. Farther than one step
+        only the best actions are followed; no other counts for more than these."""
+        draws, (decision, action) = joint.shape[1], np.nonzero(legal)
         joint = joint[decision]  # (M, D, N)
         joint[np.arange(len(decision)), :, focal[decision]] = action[:, None]
-        digits = num_actions ** np.arange(num_players)
-        key = (env_row[decision][:, None] * num_actions**num_players + joint @ digits).ravel()
-        _, first, which = np.unique(key, return_index=True, return_inverse=True)
-        before = states[env_row[decision[first // draws]]]
-        ahead = self.world.step(before, joint.reshape(-1, num_players)[first])
-        draw = (decision[:, None] * draws + np.arange(draws)).ravel()  # whose goals
+        draw = (decision[:, None] * draws + np.arange(draws)).ravel()
         focal = np.repeat(focal[decision], draws)
-        result = self.args.reward_scale * ahead.reward[which, focal]
-        on = np.flatnonzero(~ahead.ended[which, focal])  # after the own end there is nothing
-        at = draw[on]
-        result[on] += self.args.gamma * self.ask(ahead.states, which[on], focal[on], goals[at], cell[at], code[at])[1]
-        q_values = np.zeros(legal.shape, np.float32)
-        q_values[decision, action] = result.reshape(-1, draws).mean(1)
-        return q_values
+        ahead, which = self.world.step_once(states, env_row[draw // draws], joint.reshape(-1, joint.shape[2]))
+        goes_on = ~ahead.ended[which, focal]  # after the own end there is nothing
+
+        def score(followed: np.ndarray, steps: int) -> np.ndarray:  # (R, A)
+            result, on = self.args.reward_scale * ahead.reward[which, focal], np.flatnonzero(followed)
+            about = (column[draw[on]] for column in drawn)
+            result[on] += self.args.gamma * self.worth(ahead.states, which[on], focal[on], *about, steps)
+            scores = np.zeros(legal.shape, np.float32)
+            scores[decision, action] = result.reshape(-1, draws).mean(1)
+            return scores
+
+        q_values = score(goes_on, 0)
+        if depth == 1:
+            return q_values
+        ranked = np.where(legal, q_values, -np.inf)
+        best = legal & (ranked >= np.sort(ranked, 1)[:, [-self.WIDTH]])
+        deeper = score(goes_on & np.repeat(best[decision, action], draws), depth - 1)
+        most = np.where(best, deeper, np.inf).min(1, keepdims=True)
+        return np.where(best, deeper, np.minimum(q_values, most) * legal)
 
     def raw(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Raw policies (R, A) and values (R,), which know no goals."""
@@ -294,9 +309,7 @@ class Planner:
 
 def make_world(args: Args, game, nets: nn.ModuleDict) -> World | None:
     """What the planner imagines in: the learned model, the rules, or nothing."""
-    if not args.world_model:
-        return None
-    return World(game, None if args.perfect_model else nets["world"])
+    return World(game, None if args.perfect_model else nets["world"]) if args.world_model else None
 
 
 def planned_policy(args: Args, plan: Plan, beta: float) -> np.ndarray:
@@ -634,12 +647,8 @@ def lambda_returns(reward, value, next_value, ended, cut, gamma: float, lam: flo
 
 
 def agent_loss(args: Args, agent: Agent, mb: dict[str, torch.Tensor], ent_coef: float) -> dict[str, torch.Tensor]:
-    """The parts of the loss, and what to log.
-
-    The ratio is to the probability with which the action was drawn: that of the planned policy. So the expectation is
-    that of the raw policy's gain over how the games were really played, and the clip keeps it near that play; the
-    cross-entropy to the planned policy brings it there.
-    """
+    """The parts of the loss, and what to log. The ratio is to the policy that acted, the planned one: what is gained is
+    the raw policy's gain over how games were played, the clip keeps it near that, cross-entropy brings it there."""
     log_probs, value = agent(mb["seen"], mb["t"], mb["legal"], mb["goals"])
     log_probs = log_probs.clamp_min(-1e8)
     log_ratio = log_probs.gather(1, mb["action"][:, None])[:, 0] - mb["log_prob"]
@@ -664,30 +673,27 @@ def update(args: Args, nets: nn.ModuleDict, optimizers: dict, data: dict[str, di
     """The updates of one iteration: policy and value, opponent model, reader of goals, world model. Returns what there
     is to log. data: rows of the `own` decisions, of `moa` and `moa_offline`, `world` and `world_offline`."""
     models, own, log = nets["models"], data["own"], {}
+
+    def learn(net: str, loss: str, losses: dict[str, torch.Tensor]) -> None:
+        descend(optimizers[net], losses[loss], args.max_grad_norm)
+        for name, x in losses.items():
+            log.setdefault(name, []).append(x.item())
+
+    def batch_of(kind: str) -> dict[str, torch.Tensor]:
+        return pretrain_vae.mixed_batch(data[kind], data[f"{kind}_offline"], args.batch_rows, args.offline_share, rng)
+
     num_batches = max(1, round(len(own["t"]) / args.batch_rows))
     for _ in range(args.update_epochs if len(own["t"]) else 0):
         for mb_rows in np.array_split(rng.permutation(len(own["t"])), num_batches):
             mb = move({name: rows[mb_rows] for name, rows in own.items()}, device_of(models))
-            losses = agent_loss(args, nets["agent"], mb, ent_coef)
-            descend(optimizers["agent"], losses["loss"], args.max_grad_norm)
-            for name, loss in losses.items():
-                log.setdefault(name, []).append(loss.item())
+            learn("agent", "loss", agent_loss(args, nets["agent"], mb, ent_coef))
     for _ in range(args.moa_updates):
-        mb = pretrain_vae.mixed_batch(data["moa"], data["moa_offline"], args.batch_rows, args.offline_share, rng)
-        loss = pretrain_vae.moa_loss(models.moa, mb, args.hide_prob, rng)
-        descend(optimizers["moa"], loss, args.max_grad_norm)
-        log.setdefault("moa_loss", []).append(loss.item())
+        loss = pretrain_vae.moa_loss(models.moa, batch_of("moa"), args.hide_prob, rng)
+        learn("moa", "moa_loss", {"moa_loss": loss})
     if args.goal_mode != "none":
-        loss = pretrain_vae.reader_loss(models, sequences)
-        descend(optimizers["reader"], loss, args.max_grad_norm)
-        log["goal_loss"] = [loss.item()]
+        learn("reader", "goal_loss", {"goal_loss": pretrain_vae.reader_loss(models, sequences)})
     for _ in range(args.world_updates if "world" in nets else 0):
-        world = nets["world"]
-        mb = pretrain_vae.mixed_batch(data["world"], data["world_offline"], args.batch_rows, args.offline_share, rng)
-        mb = move(train_world_model.tensors({name: x.numpy() for name, x in mb.items()}, world.game), device_of(world))
-        loss = sum(world.loss(mb, torch.ones(world.game.obs_shape[2], device=device_of(world))).values())
-        descend(optimizers["world"], loss, args.max_grad_norm)
-        log.setdefault("world_loss", []).append(loss.item())
+        learn("world", "world_loss", {"world_loss": train_world_model.loss_of(nets["world"], batch_of("world"))})
     return {f"losses/{name}": float(np.mean(values)) for name, values in log.items()}
 
 
@@ -714,7 +720,7 @@ def train(args: Args, run: Run) -> None:
     settings = {"prosocial": args.prosocial, "max_block_comp": args.max_block_comp}
     real_env = envs.make(args.env_id, num_envs=args.num_envs, seed=env_seed, **settings)
     game, num_players = real_env.game, real_env.spec.num_players
-    game.check_window(args.start_window, args.start_window_prob if args.start_window else 0.0)
+    game.check_window(args.start_window, 0.9 if args.start_window else 0.0)
     roles = parse_roles(args.roles, num_players, "hop")
     seats = Seats(real_env, roles, "hop", seats_seed)
     learners = learners_of(roles, "hop")
@@ -737,10 +743,7 @@ def train(args: Args, run: Run) -> None:
     nets = make_nets(args, game, models, world_model, init_seed).to(run.device)
     trained = {"agent": nets["agent"], "moa": models.moa, "reader": models.reader}
     trained |= {"world": world_model} if learns_world else {}
-    optimizers = {
-        name: torch.optim.Adam(net.parameters(), lr=args.learning_rate, eps=1e-5, foreach=True)
-        for name, net in trained.items()
-    }
+    optimizers = {name: torch.optim.Adam(net.parameters(), eps=1e-5, foreach=True) for name, net in trained.items()}
     num_real, world = args.num_envs, make_world(args, game, nets)
     num_imagined = round(num_real * len(learners) * (1 / args.real_ratio - 1)) if world else 0
     env = ImaginedGames(real_env, world, num_imagined, args.imagine_horizon, worlds_seed)
@@ -759,7 +762,7 @@ def train(args: Args, run: Run) -> None:
     )  # fmt: skip
     offline = {"moa_offline": pretrain_vae.rehearsal(models, game, args.offline_steps, data_seed)}
     if learns_world:
-        offline["world_offline"] = train_world_model.rehearsal(game, args.offline_steps // 4, data_seed)
+        offline["world_offline"] = train_world_model.rehearsal(game, -(-args.offline_steps // 4), data_seed)
     if replay:
         env.boards = np.concatenate([rows["world.states"] for rows in replay])
 
@@ -773,13 +776,11 @@ def train(args: Args, run: Run) -> None:
     for _ in run.iterations():
         beta = args.beta + (args.beta_final - args.beta) * run.progress
         hindsight_prob = args.hindsight_prob * max(0.0, 1 - 2 * run.progress)
-        learning_rate = args.learning_rate * (1 - run.progress)
         for name, optimizer in optimizers.items():
             rate = args.world_learning_rate if name == "world" else args.learning_rate
             optimizer.param_groups[0]["lr"] = rate * (1 - run.progress)
-        window_prob = args.start_window_prob * max(0.0, 1 - run.progress / max(args.start_window_until, 1e-9))
         if args.start_window:
-            real_env.set_start_window(args.start_window, window_prob)
+            real_env.set_start_window(args.start_window, 0.9 * max(0.0, 1 - 2 * run.progress))
         first_memory, first_resets = beliefs.memory.copy(), beliefs.new_episode.copy()
         kl = []
 
@@ -864,11 +865,10 @@ def train(args: Args, run: Run) -> None:
         run.clock("update")
 
         # evaluation
-        gain = {}
         if run.evaluation_due():
             scores = evaluate(args, nets, roles, args.eval_episodes, eval_seed)
             scores["raw_return"] = evaluate(args, nets, roles, args.eval_episodes, eval_seed, planned=False)["return"]
-            gain = {"planner/policy_gain": scores["return"] - scores["raw_return"]}
+            predictions["planner/policy_gain"] = scores["return"] - scores["raw_return"]
             run.evaluated(scores)
             run.clock("eval")
 
@@ -877,15 +877,12 @@ def train(args: Args, run: Run) -> None:
             pretrain_vae.draw_predictions(run.dir / "confusion_matrix.png", batch, real, env.spec.action_names)
         if run.log_due():
             belief = beliefs.belief[:num_real][beliefs.alive[:num_real]]
-            scalars = {"charts/learning_rate": learning_rate, **losses, **predictions, **gain}
+            scalars = losses | predictions | {"charts/learning_rate": optimizers["agent"].param_groups[0]["lr"]}
             scalars |= {"goal/belief": belief.max(1).mean(), "goal/known": (heading >= 0)[real].mean()}
             scalars |= {"goal/entropy": -(belief * np.log(belief + 1e-8)).sum(1).mean()}
             if planned.any():
-                errors = (returns - batch["value"])[planned]
-                scalars["losses/explained_variance"] = 1 - errors.var() / max(returns[planned].var(), 1e-8)
+                scalars["losses/explained_variance"] = 1 - own["advantage"].var() / max(own["returns"].var(), 1e-8)
                 scalars["planner/kl"] = np.concatenate(kl).mean()
-            if args.start_window:
-                scalars["charts/start_window_prob"] = window_prob
             run.log(scalars)
 
     # result

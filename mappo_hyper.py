@@ -13,6 +13,7 @@ normalisation of the policy; time running out bootstraps, an end by the rules do
     python mappo_hyper.py --env-id mpe-simple-spread --continuous           # pip install mpe2
     python mappo_hyper.py --env-id msh-4h1s-8x8 --num-steps 32 --start-window 3 --initial-value 6 --gamma 0.97 \\
         --ent-coef 0.05 --total-timesteps 200000                            # everybody for itself: Stag Hunt
+    python mappo_hyper.py --env-id smac-8m --teammates nearest,focus --test-teammates hold      # among others
     python mappo_hyper.py --resume runs/smac-3m__mappo_hyper__1__1700000000
 """
 
@@ -32,6 +33,8 @@ import torch.nn.functional as F
 import tyro
 
 from envs.devices import device_of
+from envs.memory import GRU, LSTM, Chunks, View
+from envs.pool import Teammates
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import TeamGame, make_env, play_team
 
@@ -65,6 +68,18 @@ class Args(RunArgs):
     """share of training after which all episodes start as in the true game"""
     continuous: bool = False
     """mpe-simple-spread: forces instead of five discrete actions"""
+
+    # teammates
+    teammates: str = ""
+    """battles: who takes some seats in each episode: rule-based teams and run folders (nearest,focus,runs/pool/8m-*)"""
+    test_teammates: str = ""
+    """those of a second evaluation (test_win_rate), which are never trained with"""
+    later_teammates: str = ""
+    """those who are drawn from half of the training on (empty: the same ones)"""
+    teammate_seats: Whole = 0
+    """seats that teammates take (0: from one to all but one, drawn in each episode)"""
+    switch_step: Whole = 0
+    """step of every episode in which other teammates are drawn for their seats (0: never)"""
 
     # algorithm
     total_timesteps: Positive = 1_000_000
@@ -101,6 +116,8 @@ class Args(RunArgs):
     """width of the actor's layers and of its memory"""
     critic_hidden_size: Positive = 128
     """width of the critic's layers"""
+    see_actions: bool = False
+    """the actor also sees the last actions and reward of all agents, as the hypernetwork does"""
 
     # hypernetwork
     hyper: bool = True
@@ -113,8 +130,6 @@ class Args(RunArgs):
     """rank of a generated weight change, one factor learned and one generated (0: whole matrices are generated)"""
     hyper_hidden_size: Positive = 32
     """width of the hypernetwork"""
-    hyper_heads: Positive = 2
-    """heads of the attention over agents"""
     hyper_attention: bool = True
     """joint input: attention over the living agents (off: their mean)"""
     hyper_history: bool = True
@@ -122,7 +137,7 @@ class Args(RunArgs):
     hyper_lr: Rate = 1e-4
     """the hypernetwork's learning rate at the start"""
     smooth_coef: Weight = 0.1
-    """alpha, weight of L_smooth: mean squared change of the generated weights between neighbouring steps"""
+    """alpha, weight of L_smooth: mean squared change of the generated weights from step to step, by their own square"""
     align_coef: Weight = 0.05
     """beta, weight of L_align: KL(policy by the target hypernetwork || policy)"""
     target_every: Positive = 100
@@ -137,9 +152,9 @@ class Args(RunArgs):
         if self.num_steps % self.chunk_length:
             sizes = f"--num-steps {self.num_steps} must be a multiple of --chunk-length {self.chunk_length}"
             raise envs.ConfigError(sizes)
-        if self.hyper_hidden_size % (2 * self.hyper_heads):
-            sizes = f"--hyper-hidden-size {self.hyper_hidden_size} must be a multiple of twice --hyper-heads"
-            raise envs.ConfigError(f"{sizes} {self.hyper_heads}")
+        for name in ("test_teammates", "later_teammates", "teammate_seats", "switch_step"):
+            if getattr(self, name) and not self.teammates:
+                raise envs.ConfigError(f"--{name.replace('_', '-')} needs --teammates")
 
 
 # networks
@@ -154,49 +169,12 @@ def linear(in_size: int, out_size: int, gain: float, generator: torch.Generator,
     return layer
 
 
-class Recurrent(nn.Module):
-    """A memory over (L, R, F) that starts anew where an episode does. What does not depend on memory is computed for
-    all steps at once; a row's result does not depend on the other rows, down to the last bit."""
-
-    num_gates: int
-
-    def __init__(self, in_size: int, hidden_size: int, generator: torch.Generator):
-        super().__init__()
-        self.hidden_size = hidden_size
-        self.from_input = linear(in_size, self.num_gates * hidden_size, 1.0, generator)
-        self.from_memory = linear(hidden_size, self.num_gates * hidden_size, 1.0, generator)
-
-    def forward(self, x: torch.Tensor, is_first: torch.Tensor, memory: tuple[torch.Tensor, ...]):
-        """x (L, R, F), is_first (L, R) bool, memory (R, H) or two of them -> outputs (L, R, H), memory"""
-        inputs, keep, outputs = self.from_input(x).unbind(), (~is_first[:, :, None]).float(), []
-        for step, reset in enumerate(is_first.any(1).cpu().tolist()):
-            if reset:
-                memory = tuple(old * keep[step] for old in memory)
-            memory = self.cell(inputs[step], *memory)
-            outputs.append(memory[0])
-        return torch.stack(outputs), memory
-
-
-class GRU(Recurrent):
-    num_gates = 3
-
-    def cell(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor]:
-        sizes = (2 * self.hidden_size, self.hidden_size)
-        (gates_x, new_x), (gates_h, new_h) = x.split(sizes, dim=1), self.from_memory(h).split(sizes, dim=1)
-        reset, update = torch.sigmoid(gates_x + gates_h).chunk(2, dim=1)
-        new = torch.tanh(new_x + reset * new_h)
-        return (torch.lerp(new, h, update),)
-
-
-class LSTM(Recurrent):
-    num_gates = 4
-
-    def cell(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        sizes = (3 * self.hidden_size, self.hidden_size)
-        gates, new = (x + self.from_memory(h)).split(sizes, dim=1)
-        take, forget, show = torch.sigmoid(gates).chunk(3, dim=1)
-        c = forget * c + take * torch.tanh(new)
-        return show * torch.tanh(c), c
+def with_memory(layer: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A recurrent layer with orthogonal weights and biases of zero at the start."""
+    for part in (layer.from_input, layer.from_memory):
+        nn.init.orthogonal_(part.weight, generator=generator)
+        nn.init.zeros_(part.bias)
+    return layer
 
 
 class Actor(nn.Module):
@@ -210,26 +188,31 @@ class Actor(nn.Module):
         out_size = 8 * -(-game.num_actions // 8)
         sizes, gains = (game.obs_size, hidden_size, hidden_size, out_size), (2**0.5, 2**0.5, 0.01)
         self.layers = nn.ModuleList(linear(*sizes[k : k + 2], gain, generator) for k, gain in enumerate(gains))
-        self.gru = GRU(hidden_size, hidden_size, generator)
+        self.gru = with_memory(GRU(hidden_size, hidden_size), generator)
         self.norms = nn.ModuleList(nn.LayerNorm(hidden_size) for _ in range(3))
         self.ids = nn.Parameter(torch.randn(game.num_agents, hidden_size, generator=generator) * 0.1)
         self.log_std = nn.Parameter(torch.full((game.num_actions,), -0.5)) if game.continuous else None
+        self.from_last = None
+        if args.see_actions:
+            self.from_last = linear(game.num_agents * (game.num_actions + 1), hidden_size, 1.0, generator, bias=False)
 
-    def forward(self, obs: torch.Tensor, is_first: torch.Tensor, memory: torch.Tensor, hyper=None, codes=None):
-        """obs (L, C, N, D), is_first (L, C), memory (C, N, H) -> logits or means (L, C, N, A), memory. With a
-        hypernetwork and its codes (L, C, N, W) the layers are the changed ones."""
+    def forward(self, inputs: Tensors, memory: torch.Tensor, view: View, hyper=None, codes=None):
+        """Steps (T, B, ...) and memory of the agents in view -> logits or means (R, A), padded to a multiple of 8, and
+        memory (R, H). With a hypernetwork and its codes (R, W) the layers are the changed ones."""
+        rows, agents = view.agents, len(self.ids)
 
         def layer(k: int, x: torch.Tensor) -> torch.Tensor:
             y = self.layers[k](x)
-            return y if hyper is None else hyper.change(k, x, y, codes)
+            return y if hyper is None else hyper.change(k, x, y, generated[k])
 
-        length, chunks, agents = obs.shape[:3]
-        x = self.norms[0](torch.relu(layer(0, obs) + self.ids))
-        x = self.norms[1](torch.relu(layer(1, x)))
-        is_first = is_first[:, :, None].expand(length, chunks, agents).reshape(length, -1)
-        x, (memory,) = self.gru(x.view(length, chunks * agents, -1), is_first, (memory.flatten(0, 1),))
-        x = self.norms[2](x).view(length, chunks, agents, -1)
-        return layer(2, x)[..., : self.num_actions], memory.view(chunks, agents, -1)
+        generated = None if hyper is None else hyper.generate(codes)
+        x = layer(0, rows.take(inputs["obs"])) + self.ids.index_select(0, rows.place % agents)
+        if self.from_last is not None:
+            told = self.from_last(view.team.take(inputs["last_step"].flatten(2)[:, :, None]))  # (Q, H)
+            x = x + told.index_select(0, view.slot // agents)
+        x = self.norms[1](torch.relu(layer(1, self.norms[0](torch.relu(x)))))
+        memory = self.gru(x, rows.sizes, rows.take_memory(memory))
+        return layer(2, self.norms[2](memory)), memory
 
 
 class Hypernetwork(nn.Module):
@@ -248,19 +231,20 @@ class Hypernetwork(nn.Module):
 
     def __init__(self, args: Args, game: TeamGame, actor: Actor, generator: torch.Generator):
         super().__init__()
-        width, self.num_agents, self.heads = args.hyper_hidden_size, game.num_agents, args.hyper_heads
+        width, self.num_agents = args.hyper_hidden_size, game.num_agents
         self.joint, self.id_table, self.attention, self.lstm = args.hyper_input == "joint", None, None, None
         if args.hyper_input == "id":
             self.id_table = nn.Parameter(torch.randn(self.num_agents, width, generator=generator))
         else:
             self.embed = linear(game.obs_size, width, 2**0.5, generator)
             if self.joint:
-                self.attention = linear(width, 2 * width, 1.0, generator) if args.hyper_attention else None
+                if args.hyper_attention:  # query, key and value
+                    self.attention = linear(width, 2 * width, 1.0, generator)
                 self.from_team = linear(width, width, 1.0, generator)
             if args.hyper_history:
                 last_size = (game.num_actions + 1) * (self.num_agents if self.joint else 1)
                 self.from_last = linear(last_size, width, 1.0, generator)
-                self.lstm = LSTM(width, width, generator)
+                self.lstm = with_memory(LSTM(width, width), generator)
         self.own = linear(width, width, 2**0.5, generator)
         self.changed = (0, 1, 2) if args.hyper_layers == "all" else (2,)
         self.ranks = [min(args.hyper_rank, layer.in_features) or layer.in_features for layer in actor.layers]
@@ -278,59 +262,58 @@ class Hypernetwork(nn.Module):
         shape = (num_envs, 1 if self.joint else self.num_agents, self.lstm.hidden_size)
         return {name: torch.zeros(shape, device=device_of(self)) for name in ("hyper_h", "hyper_c")}
 
-    def over_agents(self, x: torch.Tensor, alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (L, C, N, W) with what each agent has to know of the living, and the mean of the living (L, C, 1, W)."""
-        shape, (agents, width) = x.shape, x.shape[2:]
-        x, alive = x.reshape(-1, agents, width), alive.reshape(-1, 1, agents)
-        mean = alive / alive.sum(2, keepdim=True).clamp_min(1)  # (L * C, 1, N), a weight for each agent
-        if self.attention is None:
-            x = x + self.from_team(mean @ x)
-        else:
-            weights, value = self.attend(x, alive)
-            x = x + self.from_team((weights @ value).transpose(1, 2).reshape(x.shape))
-        return x.view(shape), (mean @ x).view(*shape[:2], 1, width)
+    def attend(self, x: torch.Tensor, alive: torch.Tensor, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (R, W) of the living, alive (Q, N), where each stands in it -> attention (Q, N, N) to the living, and what
+        each is told (R, W)."""
+        width = x.shape[1]
+        projected = x.new_zeros(alive.numel(), 2 * width).index_copy(0, slot, self.attention(x))
+        parts = projected.view(*alive.shape, 2 * width).split((width // 2, width // 2, width), dim=2)
+        query, key, value = (part.contiguous() for part in parts)
+        scores = query @ key.transpose(1, 2) / query.shape[2] ** 0.5
+        # torch's softmax of a few columns takes four times as long
+        weights = torch.exp(scores - scores.detach().amax(2, keepdim=True)) * alive[:, None]
+        weights = weights / weights.sum(2, keepdim=True)
+        return weights, (weights @ value).flatten(0, 1).index_select(0, slot)
 
-    def attend(self, x: torch.Tensor, alive: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (R, N, W), alive (R, 1, N) -> attention (R, heads, N, N) to the living, and what is seen in them."""
-        agents, width = x.shape[1:]
-        query, key, value = (  # (R, heads, N, W / 2 / heads or W / heads)
-            projected.view(-1, agents, self.heads, projected.shape[2] // self.heads).transpose(1, 2).contiguous()
-            for projected in self.attention(x).split((width // 2, width // 2, width), dim=2)
-        )
-        scores = query @ key.transpose(2, 3) / query.shape[3] ** 0.5
-        return torch.softmax(scores.masked_fill(~alive[:, None], -1e9), dim=3), value
-
-    def forward(self, inputs: Tensors, memory: Tensors) -> tuple[torch.Tensor, Tensors]:
-        """Steps (L, C, ...) as the rollout stores them -> codes (L, C, N, W), memory."""
-        length, chunks = inputs["is_first"].shape
+    def forward(self, inputs: Tensors, memory: Tensors, view: View) -> tuple[torch.Tensor, Tensors]:
+        """Steps (T, B, ...) as the rollout stores them -> codes (R, W) of the agents in view, memory after each row."""
+        rows, last_step = view.agents, inputs.get("last_step")
         if self.id_table is not None:
-            return torch.tanh(self.own(self.id_table)).expand(length, chunks, -1, -1), {}
-        own = team = torch.relu(self.embed(inputs["obs"]))
+            return torch.tanh(self.own(self.id_table)).index_select(0, rows.place % self.num_agents), {}
+        own = shared = torch.relu(self.embed(rows.take(inputs["obs"])))  # (R, W)
         if self.joint:
-            own, team = self.over_agents(own, inputs["alive"])
+            rows, team, last_step = view.team, view.slot // self.num_agents, last_step.flatten(2)[:, :, None]
+            alive = rows.take(inputs["alive"][:, :, None]).float()  # (Q, N)
+
+            def mean(x: torch.Tensor) -> torch.Tensor:  # (R, W) of the living -> (Q, W), added in the order of agents
+                everybody = x.new_zeros(alive.numel(), x.shape[1]).index_copy(0, view.slot, x)
+                return everybody.view(*alive.shape, -1).sum(1) / alive.sum(1, keepdim=True)
+
+            if self.attention is None:
+                own = own + self.from_team(mean(own)).index_select(0, team)
+            else:
+                own = own + self.from_team(self.attend(own, alive, view.slot)[1])
+            shared = mean(own)
         if self.lstm is None:
             return torch.tanh(self.own(own)), {}
-        last_step = inputs["last_step"].flatten(2)[:, :, None] if self.joint else inputs["last_step"]
-        team = team + self.from_last(last_step)
-        num_memories = team.shape[2]
-        is_first = inputs["is_first"].repeat_interleave(num_memories, dim=1)
-        before = tuple(memory[name].flatten(0, 1) for name in ("hyper_h", "hyper_c"))
-        team, after = self.lstm(team.reshape(length, chunks * num_memories, -1), is_first, before)
-        h, c = (x.view(chunks, num_memories, -1) for x in after)
-        codes = torch.tanh(team.view(length, chunks, num_memories, -1) + self.own(own))
-        return codes, {"hyper_h": h, "hyper_c": c}
+        before = tuple(rows.take_memory(memory[name]) for name in ("hyper_h", "hyper_c"))
+        h, c = self.lstm(shared + self.from_last(rows.take(last_step)), rows.sizes, *before)
+        return torch.tanh((h.index_select(0, team) if self.joint else h) + self.own(own)), {"hyper_h": h, "hyper_c": c}
 
-    def change(self, k: int, x: torch.Tensor, y: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        """What layer k, which makes y of x, makes of it when it is changed as codes say; all (L, C, N, ...)."""
-        generated = self.outputs[k](codes)
+    def generate(self, codes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """codes (R, W) -> for each layer the factor G and a bias (R, (rank + 1) * columns), or scales (R, groups)."""
+        return F.linear(codes, self.output_weight()).split([layer.out_features for layer in self.outputs], dim=1)
+
+    def change(self, k: int, x: torch.Tensor, y: torch.Tensor, generated: torch.Tensor) -> torch.Tensor:
+        """What layer k, which makes y of x, makes of it when it is changed as generated; all (R, ...)."""
         if k not in self.changed:
-            return (y.view(*y.shape[:3], self.NUM_SCALES, -1) * (1 + generated[..., None])).view_as(y)
+            return (y.view(len(y), self.NUM_SCALES, -1) * (1 + generated[..., None])).view_as(y)
         low = self.factors[str(k)](x) if str(k) in self.factors else x
-        low = F.pad(low, (0, 1), value=1.0).view(-1, 1, self.ranks[k] + 1)  # a one for the bias
-        generated = generated.reshape(-1, self.ranks[k] + 1, y.shape[3])  # (L * C * N, rank and bias, columns)
+        low = F.pad(low, (0, 1), value=1.0)  # a one for the bias
+        generated = generated.unflatten(1, (self.ranks[k] + 1, -1))  # (R, rank and bias, columns)
         if self.ranks[k] <= 16:  # vectors times small matrices: twice as fast as bmm
-            return y + (low.transpose(1, 2) * generated).sum(1).view_as(y)
-        return y + torch.bmm(low, generated).view_as(y)
+            return y + (low[:, :, None] * generated).sum(1)
+        return y + torch.bmm(low[:, None], generated)[:, 0]
 
     def output_weight(self) -> torch.Tensor:
         """The generating layers as one (P, W)."""
@@ -354,12 +337,11 @@ class Critic(nn.Module):
             self.ids = nn.Parameter(torch.randn(game.num_agents, hidden_size, generator=generator) * 0.1)
         self.register_buffer("moments", torch.zeros(3))  # of the returns: weight, sum, sum of squares
 
-    def forward(self, inputs: Tensors) -> torch.Tensor:
-        """Steps (L, C, ...) -> values (L, C, V)"""
-        if self.ids is None:
-            x = self.first(inputs["state"][:, :, None])
-        else:
-            x = self.first(inputs["obs"]) + self.ids
+    def forward(self, x: torch.Tensor, agent: torch.Tensor | None = None) -> torch.Tensor:
+        """States (..., S), or what agents see (..., D) and which they are -> values (...)"""
+        x = self.first(x)
+        if self.ids is not None:
+            x = x + self.ids.index_select(0, agent)
         return self.head(torch.relu(self.second(torch.relu(x))))[..., 0]
 
     def scale(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -372,9 +354,11 @@ class Critic(nn.Module):
 
     @torch.no_grad()
     def values(self, inputs: Tensors) -> torch.Tensor:
-        """Values in true units (L, C, V)."""
+        """Steps (L, B, ...) -> values in true units (L, B, V)"""
         mean, std = self.scale()
-        return self(inputs) * std + mean
+        if self.ids is None:
+            return self(inputs["state"][:, :, None]) * std + mean
+        return self(inputs["obs"], torch.arange(self.num_values, device=mean.device)) * std + mean
 
     @torch.no_grad()
     def see_returns(self, returns: torch.Tensor, keep: float = 0.97) -> None:
@@ -401,29 +385,44 @@ class Agent(nn.Module):
         memory = {"actor": torch.zeros(shape, device=device_of(self))}
         return memory | (self.hyper.initial_memory(num_envs) if self.hyper is not None else {})
 
-    def policy(self, inputs: Tensors, memory: Tensors, hyper: Hypernetwork | None = None):
-        """Steps (L, C, ...) and memory -> what describes the policy (L, C, N, ...), hypernetwork's codes, memory after.
+    def in_view(self, inputs: Tensors) -> torch.Tensor:
+        """Whom to compute (T, B, N): the living and, where others play along, of them the learner's; joint: all."""
+        everybody = "learner" not in inputs or (self.hyper is not None and self.hyper.joint)
+        return inputs["alive"] if everybody else inputs["alive"] & inputs["learner"]
+
+    def policy(self, inputs: Tensors, memory: Tensors, view: View, hyper: Hypernetwork | None = None):
+        """Steps (T, B, ...) and memory -> what describes the policy (R, ...) of the agents in view, hypernetwork's
+        codes, memory after each row.
 
         That is log-probabilities of the actions, or mean and log standard deviation of forces. Acting, learning and the
         reference policy (`hyper`: another hypernetwork) all go this way.
         """
-        hyper, codes, after = hyper or self.hyper, None, {}
+        hyper, codes, after, rows = hyper or self.hyper, None, {}, view.agents
         if hyper is not None:
-            codes, after = hyper(inputs, memory)
-        logits, after["actor"] = self.actor(inputs["obs"], inputs["is_first"], memory["actor"], hyper, codes)
+            codes, after = hyper(inputs, memory, view)
+        logits, after["actor"] = self.actor(inputs, memory["actor"], view, hyper, codes)
         if self.actor.continuous:
-            return torch.cat([logits, self.actor.log_std.expand_as(logits)], dim=3), codes, after
-        return F.log_softmax(logits.masked_fill(~inputs["legal"], -1e9), dim=3), codes, after
+            means = logits[:, : self.actor.num_actions]
+            return torch.cat([means, self.actor.log_std.expand_as(means)], dim=1), codes, after
+        return F.log_softmax(logits.masked_fill(~rows.take(inputs["legal"]), -1e9), dim=1), codes, after
+
+    def remember(self, memory: Tensors, after: Tensors, view: View) -> Tensors:
+        """Memory (B, agents or 1, size) with what it is after the last step in view."""
+        of_team = () if self.hyper is None or not self.hyper.joint else ("hyper_h", "hyper_c")
+        rows = {name: view.team if name in of_team else view.agents for name in memory}
+        return {name: rows[name].put_last(x, after[name]) for name, x in memory.items()}
 
 
-# policies: log-probabilities of actions, or means and log standard deviations of forces (..., A) or (..., 2 A)
+# policies: log-probabilities of actions, padded as the actor's last layer is, or means and log standard deviations of
+# forces (..., 2 A)
 
 
-def sample(policy: torch.Tensor, continuous: bool, generator: torch.Generator) -> torch.Tensor:
+def sample(policy: torch.Tensor, game: TeamGame, generator: torch.Generator) -> torch.Tensor:
     """One action per row; an illegal action's log-probability is so low that it never wins (the Gumbel trick)."""
-    if continuous:
+    if game.continuous:
         mean, log_std = policy.chunk(2, dim=-1)
         return mean + log_std.exp() * torch.randn(mean.shape, generator=generator, device=mean.device)
+    policy = policy[..., : game.num_actions]
     noise = torch.rand(policy.shape, generator=generator, device=policy.device).clamp_min(1e-20)
     return (policy - torch.log(-torch.log(noise))).argmax(-1)
 
@@ -457,13 +456,14 @@ class Team:
     """Plays all agents of an env: what they remember, and what was last done and earned.
 
     With a `seat` it moves only that agent (see envs/roles.py), and remembers for the whole team what all did, whoever
-    they were.
+    they were. With `teammates` those move in their seats.
     """
 
     seat: int | None = None
 
-    def __init__(self, agent: Agent, game: TeamGame, generator: torch.Generator, greedy: bool = False):
+    def __init__(self, agent: Agent, game: TeamGame, generator: torch.Generator, greedy=False, teammates=None):
         self.agent, self.game, self.generator, self.greedy = agent, game, generator, greedy
+        self.teammates: Teammates | None = teammates
         self.device = device_of(agent)
         self.memory = agent.initial_memory(game.num_envs)
         self.is_first = torch.ones(game.num_envs, dtype=torch.bool)
@@ -472,21 +472,37 @@ class Team:
     def observe(self) -> Tensors:
         """All that the networks see of the current step, as a sequence of length 1: (1, B, ...)"""
         inputs = self.game.observe() | {"is_first": self.is_first, "last_step": self.last_step}
+        inputs["legal"] = F.pad(inputs["legal"], (0, -self.game.num_actions % 8))  # as wide as the actor's last layer
         if not self.game.shared_reward:
             del inputs["state"]  # everybody's critic sees what the agent sees
+        if self.teammates is not None:
+            inputs["learner"] = torch.from_numpy(self.teammates.is_learner)
         return {name: x[None].to(self.device) for name, x in inputs.items()}
 
     @torch.no_grad()
-    def decide(self) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
-        """What was seen, the policy and the actions drawn from it, all (1, B, ...)."""
-        inputs = self.observe()
-        policy, codes, after = self.agent.policy(inputs, self.memory)
-        self.memory, self.thoughts = self.memory | after, (inputs, policy, codes)
+    def decide(self, who: torch.Tensor | None = None) -> tuple[Tensors, torch.Tensor, torch.Tensor]:
+        """What was seen, the policy and the actions drawn from it, all (1, B, ...); of `who` (B, N), or of all."""
+        inputs = self.observe() | ({} if who is None else {"learner": who[None].to(self.device)})
+        view = View.of_step(self.agent.in_view(inputs), inputs["is_first"])
+        of_rows, codes, after = self.agent.policy(inputs, self.memory, view)
+        self.memory = self.agent.remember(self.memory, after, view)
+        policy = of_rows.new_zeros(*inputs["alive"].shape, of_rows.shape[1])
+        if not self.game.continuous:
+            policy.masked_fill_(~inputs["legal"], -1e9)  # the fallen do what is legal
+        policy.flatten(0, 2).index_copy_(0, view.slot, of_rows)
+        self.thoughts = (inputs, policy, view, codes)
         if self.greedy:
             actions = policy.chunk(2, dim=-1)[0] if self.game.continuous else policy.argmax(-1)
         else:
-            actions = sample(policy, self.game.continuous, self.generator)
+            actions = sample(policy, self.game, self.generator)
+        if self.teammates is not None:
+            others = torch.from_numpy(self.teammates.act()).to(self.device)
+            actions = torch.where(inputs["learner"], actions, others)
         return inputs, policy, actions
+
+    def choose(self, seen: Tensors, who: torch.Tensor) -> torch.Tensor:
+        """Actions (M,) of the M agents of `who` (B, N), as a member of a mixed team (envs/pool.py)"""
+        return self.decide(who)[2][0].cpu()[who]
 
     def act(self, env=None) -> np.ndarray:
         """(B, N) actions for the env, or (B,) of the seat"""
@@ -496,14 +512,17 @@ class Team:
     @torch.no_grad()
     def explain(self, row: int = 0) -> dict[str, np.ndarray]:
         """What was thought in game `row` before the last action (envs/roles.py), of all agents or of the seat."""
-        (inputs, policy, codes), hyper = self.thoughts, self.agent.hyper
+        (inputs, policy, view, codes), hyper = self.thoughts, self.agent.hyper
         found = {"value": self.agent.critic.values(inputs)[0, row].expand(self.game.num_agents)}
-        found |= {} if self.game.continuous else {"policy": policy[0, row].exp()}
+        found |= {} if self.game.continuous else {"policy": policy[0, row, :, : self.game.num_actions].exp()}
         if hyper is not None:
-            found["weight_change"] = (codes[0, row] @ hyper.output_weight().T).norm(dim=1)
+            codes = codes.new_zeros(inputs["alive"].numel(), codes.shape[1]).index_copy(0, view.slot, codes)
+            codes = codes.view(-1, self.game.num_agents, codes.shape[1])[row]
+            found["weight_change"] = (codes @ hyper.output_weight().T).norm(dim=1)
             if hyper.attention is not None:
-                seen = torch.relu(hyper.embed(inputs["obs"][0, [row]]))
-                found["attention"] = hyper.attend(seen, inputs["alive"][0, [row], None])[0][0].mean(0)  # over heads
+                alive = inputs["alive"][0, [row]]
+                seen = torch.relu(hyper.embed(inputs["obs"][0, row, alive[0]]))
+                found["attention"] = hyper.attend(seen, alive.float(), alive[0].nonzero()[:, 0])[0][0]
         return {name: x[slice(None) if self.seat is None else self.seat].cpu().numpy() for name, x in found.items()}
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
@@ -514,6 +533,10 @@ class Team:
         self.last_step = torch.cat([known.float(), torch.from_numpy(self.game.reward())[:, :, None]], dim=2)
         self.last_step[done] = 0.0
         self.is_first = done.clone()
+        if done.any():  # who sits out the first step of an episode must not remember another one
+            self.memory = {name: x * ~done[:, None, None].to(self.device) for name, x in self.memory.items()}
+        if self.teammates is not None:
+            self.teammates.watch(env, actions, info)
 
     def get_state(self) -> dict[str, np.ndarray]:
         saved = {f"memory.{name}": x for name, x in self.memory.items()}
@@ -552,11 +575,23 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
     return team
 
 
-def evaluate(args: Args, agent: Agent, episodes: int, seed: int, greedy: bool = False) -> dict[str, float]:
-    """Scores of fresh episodes, one in each of as many envs."""
-    game = TeamGame(make_env(args.env_id, episodes, seed, args.start_jitter, args.continuous))
-    scores = play_team(game, Team(agent, game, torch.Generator(device_of(agent)).manual_seed(seed), greedy))
-    game.env.close()
+def make_teammates(args: Args, game: TeamGame, pools: list[str], seed: int) -> Teammates | None:
+    pools = [pool for pool in pools if pool]
+    return Teammates(game, pools, seed, args.teammate_seats, args.switch_step) if pools else None
+
+
+def evaluate(args: Args, agent: Agent, episodes: int, seed: int, greedy: bool = False, progress: float = 1.0):
+    """Scores of fresh episodes, one in each of as many envs; among the teammates of that part of the training, and, if
+    there are any, of the test."""
+    late, scores = bool(args.later_teammates) and progress >= 0.5, {}
+    for prefix, pool in (("", args.later_teammates if late else args.teammates), ("test_", args.test_teammates)):
+        if prefix and not pool:
+            continue
+        game = TeamGame(make_env(args.env_id, episodes, seed, args.start_jitter, args.continuous))
+        generator = torch.Generator(device_of(agent)).manual_seed(seed)
+        team = Team(agent, game, generator, greedy, make_teammates(args, game, [pool], seed))
+        scores |= {prefix + name: score for name, score in play_team(game, team).items()}
+        game.env.close()
     return scores
 
 
@@ -640,85 +675,91 @@ def mean_square(codes: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     return (codes @ (output.T @ output / len(output)) * codes).sum(-1)
 
 
-def smoothness(codes: torch.Tensor, output: torch.Tensor, is_first: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
-    """L_smooth: mean squared change of the generated weights from one step to the next of an episode. A fallen agent's
-    weights are of no use to anybody.
+def mean_over(batch: Tensors, view: View):
+    """A mean over rows in view, from a first one on; where others play along, over the learner's own."""
+    own = view.agents.take(batch["learner"]).float() if "learner" in batch else None
 
-    codes (L, C, N, W), output (P, W), is_first (L, C), alive (L, C, N)
-    """
-    same = ~is_first[1:, :, None] & alive[1:] & alive[:-1]
-    return (mean_square(codes[1:] - codes[:-1], output) * same).sum() / same.sum().clamp_min(1)
+    def mean(x: torch.Tensor, first: int = 0) -> torch.Tensor:
+        if own is None:
+            return x.sum() / max(len(x), 1)
+        return (x * own[first:]).sum() / own[first:].sum().clamp_min(1.0)
+
+    return mean
 
 
-def ppo_loss(args: Args, agent: Agent, mb: Tensors, memory: Tensors, ent_coef: float):
-    """The loss of one minibatch of chunks (L, C, ...), and what to log."""
-    alive, value_mask, continuous = mb["alive"].float(), mb["value_mask"].float(), agent.actor.continuous
-
-    def mean(x: torch.Tensor, mask: torch.Tensor = alive) -> torch.Tensor:  # over those who are on the board
-        return (x * mask).sum() / mask.sum().clamp_min(1.0)
-
-    policy, codes, _ = agent.policy(mb, memory)
-    log_ratio = (log_prob_of(policy, mb["actions"], continuous) - mb["log_probs"]) * alive
-    ratio = log_ratio.exp()
-    advantages = mb["advantages"].expand_as(ratio)
+def ppo_loss(args: Args, agent: Agent, batch: Tensors, starts: Tensors, view: View, ent_coef: float):
+    """The loss of the chunks in view of a rollout (T, B, ...) with memory at their starts (T / L, B, ...), and what to
+    log. Only who was on the board is in view."""
+    rows, continuous, mean = view.agents, agent.actor.continuous, mean_over(batch, view)
+    policy, codes, _ = agent.policy(batch, starts, view)
+    log_ratio = log_prob_of(policy, rows.take(batch["actions"]), continuous) - rows.take(batch["log_probs"])
+    if "learner" in batch:  # what others did is no step of this policy
+        log_ratio = log_ratio * rows.take(batch["learner"])
+    ratio, advantages = log_ratio.exp(), rows.take(batch["advantages"])
     clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = mean(torch.max(-advantages * ratio, -advantages * clipped_ratio))
     entropy = mean(entropy_of(policy, continuous))
 
-    value = agent.critic(mb)
     returns_mean, returns_std = agent.critic.scale()
-    value_loss = mean(0.5 * (value - (mb["returns"] - returns_mean) / returns_std) ** 2, value_mask)
+    if "state" in batch:
+        values, returns = agent.critic(view.team.take(batch["state"][:, :, None])), view.team.take(batch["returns"])
+    else:
+        values = agent.critic(rows.take(batch["obs"]), rows.place % agent.num_agents)
+        returns = rows.take(batch["returns"])
+    value_loss = 0.5 * F.mse_loss(values, (returns - returns_mean) / returns_std)
     loss = policy_loss - ent_coef * entropy + args.vf_coef * value_loss
     stats = {"losses/policy_loss": policy_loss, "losses/value_loss": value_loss, "losses/entropy": entropy}
     with torch.no_grad():
         stats["losses/approx_kl"] = mean(ratio - 1 - log_ratio)
         stats["losses/clipfrac"] = mean(((ratio - 1).abs() > args.clip_coef).float())
     if codes is not None:
-        output = agent.hyper.output_weight()
-        smooth = smoothness(codes, output, mb["is_first"], mb["alive"])
-        align = mean(kl_between(mb["reference"], policy, continuous))
+        # L_smooth: how much the generated weights change from one step to the next of an episode, by their own size
+        first, output = rows.sizes[0], agent.hyper.output_weight()
+        size = mean(mean_square(codes, output))
+        smooth = mean(mean_square(codes[first:] - rows.before(codes), output), first) / (size + 1e-12)
+        align = mean(kl_between(rows.take(batch["reference"]), policy, continuous))
         loss = loss + args.smooth_coef * smooth + args.align_coef * align
-        size = mean_square(codes.detach(), output.detach()).mean().sqrt()
-        stats |= {"hyper/smooth": smooth, "hyper/align": align, "hyper/delta_size": size}
-    return loss, {name: stat.item() for name, stat in stats.items()}, ratio
+        stats |= {"hyper/smooth": smooth, "hyper/align": align, "hyper/delta_size": size.sqrt()}
+    return loss, {name: stat.detach() for name, stat in stats.items()}, ratio
 
 
-def chunks_of(x: torch.Tensor, length: int) -> torch.Tensor:
-    """(T, B, ...) -> (L, T / L * B, ...): the rollout cut into sequences of L steps, those of the first steps first."""
-    return x.view(len(x) // length, length, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+@torch.no_grad()
+def reference_of(agent: Agent, batch: Tensors, memory: Tensors, target: Hypernetwork) -> tuple[torch.Tensor, Tensors]:
+    """The policy by the target hypernetwork over a rollout (T, B, N, A), from its own memory, and memory after it."""
+    view = Chunks(agent.in_view(batch), batch["is_first"], len(batch["alive"])).view()
+    policy, _, after = agent.policy(batch, memory, view, target)
+    return view.agents.put(policy, batch["policy"]), agent.remember(memory, after, view)
 
 
 def make_optimizer(args: Args, agent: Agent) -> torch.optim.Optimizer:
     """Adam with a group for each network: actor, critic, hypernetwork."""
     rates = [(agent.actor, args.learning_rate), (agent.critic, args.learning_rate), (agent.hyper, args.hyper_lr)]
     groups = [{"params": list(net.parameters()), "lr": rate} for net, rate in rates if net is not None]
-    return torch.optim.Adam(groups, eps=1e-5, foreach=True)
+    return torch.optim.Adam(groups, eps=1e-5, fused=True)
 
 
-def update(args: Args, agent: Agent, optimizer, batch: Tensors, memory: Tensors, ent_coef: float, generator):
-    """All epochs over one batch of chunks (L, C, ...) with the memory at their starts (C, ...); returns what to log."""
-    chunks, log = batch["is_first"].shape[1], []
+def update(args: Args, agent: Agent, optimizer, batch: Tensors, starts: Tensors, ent_coef: float, generator):
+    """All epochs over a rollout (T, B, ...) with the memory at the starts of its chunks; returns what to log."""
+    chunks, log = Chunks(agent.in_view(batch), batch["is_first"], args.chunk_length), []
     for _ in range(args.update_epochs):
-        order = torch.randperm(chunks, generator=generator).to(batch["is_first"].device)
-        for mb_inds in order.chunk(args.num_minibatches):
-            mb = {name: x.index_select(1, mb_inds) for name, x in batch.items()}
-            mb_memory = {name: x[mb_inds] for name, x in memory.items()}
-            loss, stats, _ = ppo_loss(args, agent, mb, mb_memory, ent_coef)
+        for mb_inds in torch.randperm(chunks.number, generator=generator).chunk(args.num_minibatches):
+            view = chunks.view(mb_inds)
+            loss, stats, _ = ppo_loss(args, agent, batch, starts, view, ent_coef)
             norms = descend(optimizer, loss, args.max_grad_norm)
             names = ("losses/grad_norm", "losses/critic_grad_norm", "hyper/grad_norm")
             log.append(stats | dict(zip(names, norms, strict=False)))
+    means = {name: torch.stack([torch.as_tensor(stats[name]) for stats in log]).mean().item() for name in log[0]}
     with torch.no_grad():  # how far the update moved the policy, on the last minibatch
-        kl = kl_between(mb["policy"], agent.policy(mb, mb_memory)[0], agent.actor.continuous)
-        policy_kl = (kl * mb["alive"]).sum() / mb["alive"].sum().clamp_min(1)
-    means = {name: float(np.mean([stats[name] for stats in log])) for name in log[0]}
-    return means | {"losses/policy_kl": policy_kl.item()}
+        kl = kl_between(view.agents.take(batch["policy"]), agent.policy(batch, starts, view)[0], agent.actor.continuous)
+        means["losses/policy_kl"] = mean_over(batch, view)(kl).item()
+    return means
 
 
 def train(args: Args, run: Run) -> None:
     """The whole run."""
     # seeding
-    env_seed, policy_seed, data_seed, init_seed, eval_seed = (
-        int(seed) for seed in np.random.SeedSequence(args.seed).generate_state(5)
+    env_seed, policy_seed, data_seed, init_seed, eval_seed, pool_seed = (
+        int(seed) for seed in np.random.SeedSequence(args.seed).generate_state(6)
     )
     data_generator = torch.Generator().manual_seed(data_seed)
 
@@ -730,7 +771,10 @@ def train(args: Args, run: Run) -> None:
 
     # agent
     agent = Agent(args, game, torch.Generator().manual_seed(init_seed)).to(run.device)
-    team = Team(agent, game, torch.Generator(run.device).manual_seed(policy_seed))
+    teammates = make_teammates(args, game, [args.teammates, args.later_teammates], pool_seed)
+    if teammates is not None:
+        teammates.refuse(args.test_teammates)
+    team = Team(agent, game, torch.Generator(run.device).manual_seed(policy_seed), teammates=teammates)
     optimizer = make_optimizer(args, agent)
     initial_rates = [group["lr"] for group in optimizer.param_groups]
     target, target_memory = copy.deepcopy(agent.hyper), agent.initial_memory(args.num_envs)
@@ -740,6 +784,8 @@ def train(args: Args, run: Run) -> None:
     keep = {"optimizer": optimizer, "env": env, "team": team, "data_generator": data_generator}
     if target is not None:
         keep |= {"target": target, "target_memory": target_memory}
+    if teammates is not None:
+        keep["teammates"] = teammates
     title = f"{'hyper-MAPPO' if args.hyper else 'MAPPO'} on {args.env_id}"
     run.start(agent, env.spec, learners=list(range(game.num_agents)), keep=keep, title=title)
     batch, outcome, starts = {}, {}, {}
@@ -751,9 +797,11 @@ def train(args: Args, run: Run) -> None:
             game.set_start_window(args.start_window, prob)
         for group, rate in zip(optimizer.param_groups, initial_rates, strict=True):
             group["lr"] = rate * (1 - run.progress) if args.anneal_lr else rate
-        if target is not None and (iteration - 1) % copy_every == 0:
+        if args.later_teammates:
+            teammates.current = int(run.progress >= 0.5)
+        just_copied = (iteration - 1) % copy_every == 0
+        if target is not None and just_copied:
             target.load_state_dict(agent.hyper.state_dict())
-            target_memory.update(team.memory)
 
         # rollout
         next_values = rollout(args, team, batch, outcome, starts, run)
@@ -764,20 +812,19 @@ def train(args: Args, run: Run) -> None:
         agent.critic.see_returns(returns[value_mask])
 
         # update
-        b_all = batch | {"value_mask": value_mask, "returns": returns}
-        b_all["advantages"] = normalise(advantages, batch["alive"])
+        b_all = batch | {"returns": returns}
+        acted = batch["alive"] & batch["learner"] if teammates is not None else batch["alive"]
+        b_all["advantages"] = normalise(advantages, acted).expand_as(acted).contiguous()
         if target is not None:  # the policy by the target hypernetwork, from the stored inputs and with its own memory
-            with torch.no_grad():
-                b_all["reference"], _, after = agent.policy(batch, target_memory, target)
-            target_memory.update(after)
-        b_chunks = {name: chunks_of(x, args.chunk_length) for name, x in b_all.items()}  # (L, C, ...)
-        b_starts = {name: x.flatten(0, 1) for name, x in starts.items()}  # (C, ...)
-        losses = update(args, agent, optimizer, b_chunks, b_starts, ent_coef, data_generator)
+            known = (batch["policy"], team.memory) if just_copied else reference_of(agent, batch, target_memory, target)
+            b_all["reference"] = known[0]
+            target_memory.update(known[1])
+        losses = update(args, agent, optimizer, b_all, starts, ent_coef, data_generator)
         run.clock("update")
 
         # evaluation
         if run.evaluation_due():
-            scores = evaluate(args, agent, args.eval_episodes, eval_seed)
+            scores = evaluate(args, agent, args.eval_episodes, eval_seed, progress=run.progress)
             run.evaluated(scores, by=("win_rate", "return"))
             run.clock("eval")
 

@@ -13,6 +13,9 @@ The learner's seat and its teammates, frozen checkpoints of qmix.py, are drawn a
     python omg.py --resume runs/smac-8m__omg__1__1700000000
 """
 
+import envs  # first: from here on Ctrl-C is one line
+
+# isort: split
 import copy
 import sys
 from dataclasses import dataclass
@@ -25,11 +28,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-import envs
 import pretrain_vae
 from envs.checkpoints import Kept
 from envs.devices import device_of, move
-from envs.episodes import GRU, Columns, Replay, RunningEpisodes, Tensors, ends, lambda_targets
+from envs.episodes import Columns, Replay, RunningEpisodes, Tensors, ends, lambda_targets
+from envs.memory import GRU
 from envs.pool import Pool, find_members, load_members
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
@@ -40,7 +43,7 @@ NAMES = {"omg": "OMG", "naive": "Naive OM", "liam": "LIAM", "none": "IQL"}
 @dataclass
 class Args(RunArgs):
     # run
-    eval_every: Whole = 50_000
+    eval_every: Whole = 100_000
     """env steps between two evaluations, greedy (0: only the final evaluation)"""
     eval_episodes: Positive = 128
     """episodes of each evaluation during training"""
@@ -52,7 +55,7 @@ class Args(RunArgs):
     # env
     env_id: str = "smac-8m"
     """which game to play: a battle (smac-...) or another game of a team"""
-    num_envs: Positive = 64
+    num_envs: Positive = 256
     """games played side by side"""
     teammates: str = ""
     """folder with run folders to take teammates from, or a pattern of run folders (runs/pool/8m-qmix-*)"""
@@ -77,7 +80,7 @@ class Args(RunArgs):
     """where the selected subgoal takes part: in what Q is fed (paper), or in what the KL aims at (notes)"""
     mixing_epsilon: Share = 0.5
     """share of selected subgoals in the mixture at the start"""
-    mixing_steps: Positive = 50_000
+    mixing_steps: Positive = 200_000
     """env steps in which it goes to 0"""
     target_subgoal: Literal["current", "next"] = "current"
     """TD targets: the value of the next state given the subgoal of this step (paper) or of the next one (notes)"""
@@ -91,15 +94,15 @@ class Args(RunArgs):
     """the Q-network also sees the teammates' last actions (a control: the inference network sees them)"""
     kl_coef: Weight = 0.001
     """weight of KL(inferred || selected)"""
-    total_timesteps: Positive = 300_000
+    total_timesteps: Positive = 600_000
     """env steps of the whole run (one step moves all agents of one game)"""
     num_steps: Positive = 16
     """steps per game and iteration"""
-    updates: Positive = 4
+    updates: Positive = 8
     """minibatches per iteration"""
-    batch_episodes: Positive = 64
+    batch_episodes: Positive = 128
     """episodes per minibatch"""
-    buffer_steps: Positive = 60_000
+    buffer_steps: Positive = 200_000
     """steps that the replay holds"""
     learning_rate: Rate = 1e-3
     """Adam's learning rate at the start"""
@@ -113,7 +116,7 @@ class Args(RunArgs):
     """the learner's share of random actions at the start"""
     epsilon_final: Share = 0.05
     """the same once epsilon_steps are over"""
-    epsilon_steps: Positive = 50_000
+    epsilon_steps: Positive = 300_000
     """env steps in which it gets there, linearly"""
     target_every: Positive = 50
     """minibatches after which the target network becomes a copy of the current one"""
@@ -159,7 +162,7 @@ class QNetwork(nn.Module):
         """x (R, H) of `see`, goal (R, G), laid out as GRU says -> values (R, A), the memory at each step (R, H)"""
         x = torch.relu(x if self.goal is None else x + self.goal(goal))
         memory = x.new_zeros(sizes[0], x.shape[1]) if memory is None else memory
-        memories, _ = self.gru(x, sizes, memory)
+        memories = self.gru(x, sizes, memory)
         return self.head(memories), memories
 
     def step(self, x: torch.Tensor, goal: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
@@ -187,7 +190,7 @@ class InferenceNetwork(nn.Module):
         -> mean and log variance (R, G), the memory at each step (R, M)"""
         did = F.one_hot(last_action, self.num_actions + 1)[:, :-1].float()
         memory = obs.new_zeros(sizes[0], self.memory_size) if memory is None else memory
-        memories, _ = self.gru(torch.cat([last_obs, others, did], 1), sizes, memory)
+        memories = self.gru(torch.cat([last_obs, others, did], 1), sizes, memory)
         mean, log_var = self.encoder(torch.cat([torch.relu(self.now(obs)), memories], 1)).chunk(2, 1)
         return mean, log_var.clamp(-8.0, 4.0), memories
 
@@ -471,17 +474,22 @@ class Learner(ChoosingTeam, Kept):
         rows = seat, seen["obs"][who], self.joint[who], self.joint[at], self.last_obs[who]
         seat, obs, last_action, joint, last_obs = (column.to(device) for column in rows)
         others = others_actions(joint, seat, self.game.num_actions)
-        goal = torch.zeros(len(obs), self.nets.goal_size)
         if self.nets.inference is not None:
             history = self.history[who].to(device)
             inferred = self.nets.inference(obs, last_obs, others, last_action, sizes, history)
             self.mean[who], self.log_var[who], self.history[who] = (x.cpu() for x in inferred)
-            noise = torch.randn(goal.shape, generator=self.rng) if self.args.subgoal == "random" else goal
-            goal = {"random": noise, "zero": goal}.get(self.args.subgoal, self.mean[who])
-        x = self.nets.q.see(obs, last_action, seat, others)
-        q_values, memory = self.nets.q(x, goal.to(device), sizes, self.memory[who].to(device))
+        x, memory = self.nets.q.see(obs, last_action, seat, others), self.memory[who].to(device)
+        goal = self.subgoal(who, x, seen["legal"][who].to(device), memory)
+        q_values, memory = self.nets.q(x, goal.to(device), sizes, memory)
         self.memory[who], self.last_obs[who], self.q_values[who] = memory.cpu(), seen["obs"][who], q_values.cpu()
         return pick(self.q_values[who], seen["legal"][who], self.epsilon, self.rng)
+
+    def subgoal(self, who: torch.Tensor, x, legal, memory) -> torch.Tensor:
+        """What the Q-network is given for the agents of `who`, of which the first layer made x: (M, G)"""
+        mean = self.mean[who]
+        if self.args.subgoal == "random":
+            return torch.randn(mean.shape, generator=self.rng)
+        return torch.zeros_like(mean) if self.args.subgoal == "zero" else mean
 
     def explain(self, row: int = 0) -> dict[str, np.ndarray]:
         """Its Q values in game `row` and, decoded by the prior VAE, the subgoals it inferred (envs/roles.py)."""
@@ -523,6 +531,52 @@ class MixedPlay:
         self.pool.watch(env, actions, info)
 
 
+class Recording(MixedPlay):
+    """Notes the subgoal at each step of the first episode in each game, as long as there is one (see `embed`)."""
+
+    def __init__(self, learner: Learner, pool: Pool):
+        super().__init__(learner, pool)
+        self.running, self.subgoals, self.usable = torch.ones(pool.game.num_envs, dtype=torch.bool), [], []
+
+    def decide(self) -> tuple[Tensors, np.ndarray]:
+        seen, actions = super().decide()
+        own, prior = torch.from_numpy(self.pool.is_learner), self.learner.prior
+        shown = seen["state"] if prior.obs_is_state else seen["obs"][own]
+        shown, seat = (x.to(device_of(self.learner.nets)) for x in (shown, torch.from_numpy(self.pool.seat)))
+        self.subgoals.append(prior(shown, seat)[0].cpu())
+        self.usable.append(self.running if prior.obs_is_state else self.running & seen["alive"][own])
+        return seen, actions
+
+    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        super().watch(env, actions, info)
+        self.running = self.running & ~torch.from_numpy(info["done"])
+
+
+class Foresight(Learner):
+    """Plays the same games a second time, and is given the subgoal that the selector takes from what came the first
+    time: what it would be worth to know the future (which is another one as soon as the learner plays otherwise)."""
+
+    def foresee(self, record: Recording) -> None:
+        self.usable, self.step = torch.cat(record.usable), 0
+        subgoals = record.subgoals[:1]
+        for then, usable in zip(record.subgoals[1:], record.usable[1:], strict=True):  # the last one stays
+            subgoals.append(torch.where(usable[:, None], then, subgoals[-1]))
+        self.subgoals = torch.cat(subgoals).to(device_of(self.nets))
+
+    def subgoal(self, who: torch.Tensor, x, legal, memory) -> torch.Tensor:
+        """The Q-network values candidates as `look_ahead` does."""
+        num, q = len(who), self.nets.q
+        step = min(self.step, len(self.usable) // num - 1)
+        at, takable = candidates(step * num + who.nonzero()[:, 0], self.usable, num, self.args.horizon)
+        values = values_of(q, x, q.goal(self.subgoals)[at], legal, memory)
+        taken = select(values.cpu(), takable, self.args.selector)
+        return self.subgoals[at.gather(1, taken[:, None])[:, 0]]
+
+    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        super().watch(env, actions, info)
+        self.step += 1
+
+
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Learner:
     """A checkpoint of this script for any seats of a batched env; it plays greedily in any case."""
     args, game = saved_args(Args, spec), TeamGame(env)
@@ -546,24 +600,36 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
     return team
 
 
-def play_among(args: Args, nets: Networks, teammates: str, team: str, episodes: int, seed: int) -> dict[str, float]:
-    """Scores of greedy play among teammates over fresh episodes."""
-    env = make_env(args.env_id, episodes, seed)
-    game = TeamGame(env)
-    pool = Pool(game, load_members(find_members(teammates, env), env, seed), seed, team, own="omg")
-    return play_team(game, MixedPlay(Learner(args, nets, game, seed), pool))
+def play_among(args: Args, nets, prior, teammates: str, team: str, episodes: int, seed: int) -> dict[str, float]:
+    """Scores of greedy play among teammates over fresh episodes. With oracle subgoals those of a second time, when the
+    future is known, and beside them what came the first time (inferred_*)."""
+
+    def play(learner_class: type[Learner], play_class: type[MixedPlay], record: Recording | None = None) -> tuple:
+        env = make_env(args.env_id, episodes, seed)
+        game = TeamGame(env)
+        pool = Pool(game, load_members(find_members(teammates, env), env, seed), seed, team, own="omg")
+        play = play_class(learner_class(args, nets, game, seed, prior), pool)
+        if record is not None:
+            play.learner.foresee(record)
+        return play_team(game, play), play
+
+    if args.subgoal != "oracle":
+        return play(Learner, MixedPlay)[0]
+    first, record = play(Learner, Recording)
+    inferred = {f"inferred_{name}": first[name] for name in ("win_rate", "return") if name in first}
+    return play(Foresight, MixedPlay, record)[0] | inferred
 
 
-def evaluate(args: Args, nets: Networks, episodes: int, seed: int) -> dict[str, float]:
+def evaluate(args: Args, nets: Networks, prior: Prior | None, episodes: int, seed: int) -> dict[str, float]:
     """Scores among the teammates of the test, among those of the training (train_*), and in the second kind of team
     (mixed_*), as far as they differ."""
     test = args.test_teammates or args.teammates
-    scores = play_among(args, nets, test, "" if args.test_teammates else args.team, episodes, seed)
+    scores = play_among(args, nets, prior, test, "" if args.test_teammates else args.team, episodes, seed)
     kinds = {"train": (args.teammates, args.team)} if args.test_teammates else {}
     kinds |= {"mixed": (test, args.test_team)} if args.test_team else {}
     for kind, (teammates, team) in kinds.items():
-        others = play_among(args, nets, teammates, team, episodes, seed)
-        names = ("win_rate", "win_rate_ci95", "return")
+        others = play_among(args, nets, prior, teammates, team, episodes, seed)
+        names = ("win_rate", "win_rate_ci95", "return", "inferred_win_rate")
         scores |= {f"{kind}_{name}": others[name] for name in names if name in others}
     return scores
 
@@ -650,7 +716,7 @@ def train(args: Args, run: Run) -> None:
 
         # evaluation
         if run.evaluation_due():
-            scores = evaluate(args, nets, args.eval_episodes, eval_seed)
+            scores = evaluate(args, nets, prior, args.eval_episodes, eval_seed)
             # by how they fare among the teammates of the training, never of the test
             prefix = "train_" if "train_return" in scores else ""
             run.evaluated(scores, by=(f"{prefix}win_rate", f"{prefix}return"))
@@ -664,9 +730,9 @@ def train(args: Args, run: Run) -> None:
     if prior and len(replay):
         mb = sample(args, replay, game.num_actions, data_rng, run.device)
         draw_subgoals(run.dir / "subgoals.png", args, nets, prior, mb)
-    results = {"eval": evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)}
+    results = {"eval": evaluate(args, nets, prior, args.final_eval_episodes, eval_seed + 1)}
     if run.load_best():
-        results["eval_best"] = evaluate(args, nets, args.final_eval_episodes, eval_seed + 1)
+        results["eval_best"] = evaluate(args, nets, prior, args.final_eval_episodes, eval_seed + 1)
     run.finish(results)
 
 

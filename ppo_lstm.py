@@ -4,7 +4,7 @@ Proximal policy optimisation (Schulman et al. 2017) on an LSTM whose memory last
 (Duan et al. 2016): the common way to few-shot adaptation without a model of the others. Seat 1 learns. Its co-players
 are drawn anew for every run of 30 episodes, and only then does it forget; it sees the board, what everybody did last,
 what it earned, and where an episode ended. A player that left the board is in no loss, mean or normalisation, but its
-memory goes on; time running out bootstraps, an end by the rules does not.
+memory goes on. Time running out is an end like any other: what it may still earn then is nothing.
 
     python ppo_lstm.py --seed 1                                            # Stag Hunt 4x4 among ns, nh, random and mix
     python ppo_lstm.py --env-id msh-4h2s-8x8 --co-players ns,nh,mix
@@ -47,31 +47,31 @@ class Args(RunArgs):
     """whom line-ups are drawn from: roles separated by commas (default: the game's seekers, random and mix)"""
     run_episodes: Count = 30
     """episodes of a run: as long the co-players stay and memory lasts"""
-    num_envs: Count = 128
+    num_envs: Count = 256
     """games played side by side"""
     max_block_comp: Annotated[int, Range(0, 100), tyro.conf.arg(metavar="0..100")] = 0
     """random pieces of blocks on the board"""
 
     # algorithm
-    total_timesteps: Positive = 2_000_000
+    total_timesteps: Positive = 1_000_000
     """env steps of the whole run (one step moves all players of one game)"""
     num_steps: Count = 32
     """steps per game and iteration: how far back in time the gradient goes"""
-    learning_rate: Rate = 1e-3
+    learning_rate: Rate = 3e-3
     """Adam's learning rate at the start"""
     anneal_lr: bool = True
     """bring the learning rate linearly to zero"""
-    gamma: Share = 0.97
-    """discount"""
+    gamma: Share = 0.99
+    """discount; the time limit counts as an end, which the network sees coming"""
     gae_lambda: Share = 0.95
     """lambda of generalised advantage estimation"""
-    num_minibatches: Positive = 4
+    num_minibatches: Positive = 16
     """minibatches per epoch, of whole sequences"""
-    update_epochs: Positive = 4
+    update_epochs: Positive = 2
     """passes over each batch"""
     clip_coef: Weight = 0.2
     """PPO's clip range"""
-    ent_coef: Weight = 0.05
+    ent_coef: Weight = 0.01
     """weight of the entropy bonus at the start"""
     ent_coef_final: Weight = 0.0
     """weight of the entropy bonus at the end, reached linearly"""
@@ -79,8 +79,6 @@ class Args(RunArgs):
     """weight of the value loss"""
     max_grad_norm: Weight = 0.5
     """largest gradient norm"""
-    initial_value: Annotated[float, Range(-1e6, 1e6), tyro.conf.arg(metavar="FLOAT")] = 6.0
-    """what the critic expects before it has learned; optimism makes a hare a disappointment until stags are known"""
     hidden_size: Annotated[int, Range(1, 512), tyro.conf.arg(metavar="1..512")] = 64
     """width of the hidden layers and of the memory"""
 
@@ -125,12 +123,14 @@ class Agent(nn.Module):
         length, rows = seen["t"].shape
         first = sum_of_embeddings(seen["ids"].flatten(0, 1), self.embedding).view(length, rows, -1)
         first = torch.relu(first + seen["t"][..., None] * self.time)
-        inputs = self.gates_of_input(first) + self.gates_of_last_step(seen["last_step"])
+        # one tensor per step: a gradient of inputs[step] would be as large as that of all inputs
+        inputs = (self.gates_of_input(first) + self.gates_of_last_step(seen["last_step"])).unbind()
         keep = (~seen["is_first"])[..., None].float()
         h, c = memory.unbind(1)
         outputs = []
-        for step in range(length):
-            h, c = h * keep[step], c * keep[step]
+        for step, begins in enumerate(seen["is_first"].any(1).cpu().tolist()):
+            if begins:
+                h, c = h * keep[step], c * keep[step]
             gates, new = (inputs[step] + self.gates_of_memory(h)).split((3 * self.hidden, self.hidden), dim=1)
             take, forget, show = torch.sigmoid(gates).chunk(3, dim=1)
             c = forget * c + take * torch.tanh(new)
@@ -152,16 +152,13 @@ def sample(log_probs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return (log_probs - torch.log(-torch.log(noise))).argmax(-1)
 
 
-def advantages_of(reward, value, next_value, alive, terminated, truncated, gamma: float, lam: float) -> torch.Tensor:
-    """GAE; all (T, B). next_value is the value of what follows a step: after a time limit, of the final observation.
-
-    An end by the rules cuts both the bootstrap and the sum, a time limit only the sum. Zero where a player had left.
-    """
+def advantages_of(reward, value, next_value, alive, over, gamma: float, lam: float) -> torch.Tensor:
+    """GAE; all (T, B). An end, also by time, cuts both the bootstrap and the sum. Zero where a player had left."""
     advantages = torch.zeros_like(reward)
     following = torch.zeros_like(reward[0])
     for step in reversed(range(len(reward))):
-        delta = reward[step] + gamma * next_value[step] * ~terminated[step] - value[step]
-        following = (delta + gamma * lam * ~(terminated[step] | truncated[step]) * following) * alive[step]
+        delta = reward[step] + gamma * next_value[step] * ~over[step] - value[step]
+        following = (delta + gamma * lam * ~over[step] * following) * alive[step]
         advantages[step] = following
     return advantages
 
@@ -341,7 +338,6 @@ def train(args: Args, run: Run) -> None:
 
     # agent
     agent = Agent(env.game, args, torch.Generator().manual_seed(init_seed)).to(run.device)
-    nn.init.constant_(agent.value_head.bias, args.initial_value)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
     player = Player(agent, env, 0, args.run_episodes, policy_seed)
 
@@ -354,8 +350,7 @@ def train(args: Args, run: Run) -> None:
     # storage, all (T, B, ...), made at the first step
     batch: dict[str, torch.Tensor] = {}
     shape = (args.num_steps, args.num_envs)
-    reward, next_value = torch.zeros(shape), torch.zeros(shape)
-    terminated, truncated = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    reward, over = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
 
     for _ in run.iterations():
         ent_coef = args.ent_coef + (args.ent_coef_final - args.ent_coef) * run.progress
@@ -374,26 +369,19 @@ def train(args: Args, run: Run) -> None:
 
             actions = line_ups.act()
             actions[:, 0] = seen["actions"].numpy()
-            _, *outcome, info = env.step(actions)
-            for storage, x in zip((reward, terminated, truncated), outcome, strict=True):
-                storage[step] = torch.from_numpy(x[:, 0])
+            _, rewards, terminated, truncated, info = env.step(actions)
+            reward[step] = torch.from_numpy(rewards[:, 0])
+            over[step] = torch.from_numpy(terminated[:, 0] | truncated[:, 0])
             line_ups.watch(actions, info)
             player.watch(env, actions, info)
             run.count(info)
             run.clock("env")
 
-            if truncated[step].any():  # the value of what would have followed, had time not run out
-                final = player.look(info["final_obs"][:, 0], info["episode_length"], env.legal[:, 0])
-                final["is_first"] = torch.zeros_like(final["is_first"])
-                next_value[step] = player.think(final)[1]  # the value ignores legality
-                run.clock("policy")
-
         # advantages
         last_values = player.think(player.look(env.obs[:, 0], env.t, env.legal[:, 0]))[1]
         following = torch.cat([batch["values"][1:], last_values[None]])
-        next_value = torch.where(truncated, next_value, following)
-        gae = (batch["alive"], terminated, truncated, args.gamma, args.gae_lambda)
-        advantages = advantages_of(reward, batch["values"], next_value, *gae)
+        gae = (following, batch["alive"], over, args.gamma, args.gae_lambda)
+        advantages = advantages_of(reward, batch["values"], *gae)
         returns = advantages + batch["values"]
 
         # update

@@ -11,9 +11,10 @@ far. Only steps of players on the board are stored, learned from or predicted.
     python pretrain_vae.py --goal-mode oracle                   # named goals (the kind of prey) instead of learned ones
     python pretrain_vae.py --env-id smac-8m --obs-is-state      # battles: Gaussian likelihood, no ceiling
 
-Each epoch prints `[MOA] epoch k: top1=...` beside the ceiling: what a perfect predictor of these rules reaches, since
-they break ties at random. One checkpoint holds all three networks; hopplus_mcts.py and hopplus_nomcts.py plan with
-these very networks and go on training them in their games. docs/offline_models.md tells more.
+Each epoch prints `[MOA] epoch k: top1=...` beside what the best predictor of these rules gets that knows less than the
+goal: they break ties at random, so nobody gets 1. One checkpoint holds all three networks; hopplus_mcts.py and
+hopplus_nomcts.py plan with these very networks and go on training them in their games. docs/offline_models.md tells
+more.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from envs import ConfigError
-from envs.devices import device_of, move
-from envs.grid import FIRST_INTERACTION, EnvSpec, GridGame
+from envs import trees as forest
+from envs.devices import device_of, move, tensors
+from envs.grid import FIRST_INTERACTION, STAY, EnvSpec, GridGame, T
 from envs.offline import (
     check_sizes,
     describe,
@@ -475,6 +477,21 @@ def predict(models: GoalModels, batch: dict[str, Tensor], with_goal: bool) -> Te
     return torch.cat(outs)
 
 
+@torch.no_grad()
+def draw_others(models: GoalModels, things: Things, states, row, focal, player, alive, goals, streams) -> np.ndarray:
+    """(M, 1, N) what the others of focal[m], player (M, N-1), do in states[row[m]], given goals (M, N-1, G)."""
+    game, (m, k) = things.game, np.nonzero(alive)
+    at, who = row[m], player[m, k]
+    seen, t = things.of_states(states, at, who), things.time(states[at, T])
+    columns = tensors(device_of(models), seen, t, game.legal(states, trusted=True)[at, who], goals[m, k])
+    parts = zip(*(column.split(8192) for column in columns), strict=True)
+    probs = np.zeros((len(row), game.num_players, 1, game.num_actions), np.float32)
+    probs[m, who, 0] = torch.cat([models.moa(*part).exp() for part in parts]).cpu().numpy()
+    joint = np.full((len(row), 1, game.num_players), STAY)
+    forest.draw_actions(probs, np.arange(len(row)), focal, alive[:, None] - 1, streams, joint)
+    return joint
+
+
 def evaluate(models: GoalModels, batch: dict[str, Tensor], ceiling: dict[str, np.ndarray]) -> dict[str, dict]:
     """Scores with the goal known and hidden, and the ceilings: over distinct steps, over moves and hunts apart, and
     (`_all`) over all steps; nan where there is nothing to count."""
@@ -782,6 +799,7 @@ def train(args: Args) -> Path:
     updates = args.epochs * -(-len(train_rows) // args.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, updates, args.learning_rate / 10)
 
+    print("[INFO] MOA: the model of the others' actions (top1: share named right); VAE: the space of their goals")
     history: list[dict[str, float]] = []
     for epoch in tqdm(range(1, args.epochs + 1), desc="epochs", disable=not sys.stderr.isatty()):
         # update
@@ -864,14 +882,16 @@ def train(args: Args) -> Path:
 
 
 def describe_epoch(epoch: int, result: dict[str, dict]) -> str:
-    """The console line of an epoch: scores beside what perfect predictors reach."""
+    """The console line of an epoch: scores, and what the best predictor gets that knows a player's role but not which
+    item it heads for (less than the goal in hindsight tells), or the state alone."""
     known, hidden, top = result["known"], result["hidden"], result.get("ceiling")
-    of = {name: f" of {top[name]:.4f}" if top else "" for name in ("known", "known_moves", "state")}
+    knows = {"known": "role", "known_moves": "role", "state": "state"}
+    best = {name: f" (best by {what} alone {top[name]:.4f})" if top else "" for name, what in knows.items()}
     return (
-        f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{of['known']}, top3={known['top3']:.4f}, ce={known['ce']:.4f}"
-        f" (moves {known['top1_moves']:.4f}{of['known_moves']}, hunts {known['top1_hunts']:.4f});"
-        f" goal hidden top1={hidden['top1']:.4f}{of['state']}"
-        f" (moves {hidden['top1_moves']:.4f}, hunts {hidden['top1_hunts']:.4f})"
+        f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{best['known']}, top3={known['top3']:.4f}, ce={known['ce']:.4f};"
+        f" moves {known['top1_moves']:.4f}{best['known_moves']}, hunts {known['top1_hunts']:.4f};"
+        f" goal hidden: top1={hidden['top1']:.4f}{best['state']},"
+        f" moves {hidden['top1_moves']:.4f}, hunts {hidden['top1_hunts']:.4f}"
     )
 
 

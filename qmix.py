@@ -29,7 +29,8 @@ import torch.nn.functional as F
 
 from envs.checkpoints import Kept
 from envs.devices import device_of
-from envs.episodes import GRU, Replay, RunningEpisodes, Tensors, ends, lambda_targets
+from envs.episodes import Replay, RunningEpisodes, Tensors, ends, lambda_targets
+from envs.memory import GRU
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
 
@@ -114,11 +115,11 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: torch.Tensor, last_action: torch.Tensor, agent: torch.Tensor, sizes, memory=None):
         """obs (R, D), last action (R,) or A at the start, agent (R,), laid out as GRU says; memory (sizes[0], H),
-        or None before an episode -> values (R, A), memory"""
+        or None before an episode -> values (R, A), memory after each row (R, H)"""
         x = torch.relu(self.first(obs) + self.last_action(last_action) + self.agent(agent))
         memory = x.new_zeros(sizes[0], self.hidden_size) if memory is None else memory
-        x, memory = self.gru(x, sizes, memory)
-        return self.head(x), memory
+        memories = self.gru(x, sizes, memory)
+        return self.head(memories), memories
 
 
 class Mixer(nn.Module):

@@ -41,6 +41,7 @@ MEASURING = ("eval-every", "eval-episodes", "final-eval-episodes", "log-every", 
 # algorithm has the same colour in every figure; other cells of a panel take the colours that are left.
 COLOURS = {
     "HOP+": "#D55E00", "PPO": "#0072B2", "MAPPO": "#000000", "Hyper-MAPPO": "#E69F00", "HOP+ without trees": "#009E73",
+    "QMIX": "#CC79A7", "VDN": "#56B4E9", "IQL": "#882255", "OMG": "#7766FF",
 }  # fmt: skip
 MORE_COLOURS = ["#56B4E9", "#CC79A7", "#882255", "#7766FF", "#772200", "#99CC77", "#332288"]
 STYLES = ["-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2))]

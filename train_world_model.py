@@ -37,7 +37,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from envs import ConfigError
-from envs.devices import device_of
+from envs.devices import device_of, move
 from envs.grid import BLOCK, GONE, ITEM, PLAYERS, STAY, EnvSpec, GridGame, T
 from envs.offline import (
     describe,
@@ -606,6 +606,12 @@ class World:
             reward = np.where(alive, reward.mean(1, keepdims=True), 0.0).astype(np.float32)
         return Ahead(after, reward, alive & (over[:, None] | ~game.alive(after)), over)
 
+    def step_once(self, states: np.ndarray, row: np.ndarray, actions: np.ndarray) -> tuple[Ahead, np.ndarray]:
+        """What follows actions (M, N) in states[row[m]], each distinct step imagined once, and which one is m's."""
+        size = self.game.num_actions ** np.arange(actions.shape[1] + 1)
+        _, first, which = np.unique(row * size[-1] + actions @ size[:-1], return_index=True, return_inverse=True)
+        return self.step(states[row[first]], actions[first]), which
+
 
 class ImaginedGames:
     """Real games and, in the rows after them, games that go on in a world model alone; looks like one env.
@@ -694,6 +700,12 @@ def prepare(folder: str, env_id: str, seed: int) -> tuple[Path, WorldModel | Pla
         print(f"no world model for {env_id} in vae_ckpts/: making one with train_world_model.py", flush=True)
         found = train(Args(env_id=env_id, seed=seed))
     return Path(found), load_checkpoint(found, spec)[0]
+
+
+def loss_of(model: WorldModel | PlanesModel, mb: dict[str, Tensor]) -> Tensor:
+    """The loss on rows of transitions, all parts of it together."""
+    mb = move(tensors({name: x.numpy() for name, x in mb.items()}, model.game), device_of(model))
+    return sum(model.loss(mb, torch.ones(model.game.obs_shape[2], device=device_of(model))).values())
 
 
 def rehearsal(game: GridGame, num: int, seed: int) -> dict[str, np.ndarray]:

@@ -139,7 +139,8 @@ def evaluate(args: Args, name: str) -> dict:
     for seed in args.seeds:
         sequence, steps = search_open_loop(env_id, seed, args.search_steps)
         used += steps
-        for overrides, results in (({}, open_loop), ({"start_jitter": args.jitter}, jittered)):
+        moved = {} if battles.load(env_id).draws_places else {"start_jitter": args.jitter}  # those move anyway
+        for overrides, results in (({}, open_loop), (moved, jittered)):
             env = envs.make(env_id, num_envs=args.episodes, **overrides)
             results.append(play_sequences(env, np.repeat(sequence[None], args.episodes, axis=0), 10_000 + seed)[0])
     row["open_loop"], row["open_loop_jittered"] = (

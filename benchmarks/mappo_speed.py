@@ -30,7 +30,9 @@ class Measured:
         self.agent = mh.Agent(self.args, self.game, torch.Generator().manual_seed(0))
         self.team = mh.Team(self.agent, self.game, torch.Generator().manual_seed(0))
         self.optimizer, self.generator = mh.make_optimizer(self.args, self.agent), torch.Generator().manual_seed(0)
-        self.batch, self.outcome, self.starts = {}, {}, {}
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0  # or else one algorithm would soon have more agents on the field than the other
+        self.batch, self.outcome, self.starts, self.iterations = {}, {}, {}, 0
 
     def clock(self, part: str) -> None:
         now = time.process_time()
@@ -46,15 +48,13 @@ class Measured:
         self.spent, self.clock_at = dict.fromkeys(("env", "policy", "update"), 0.0), time.process_time()
         mh.rollout(args, self.team, self.batch, self.outcome, self.starts, self)
         values, batch = self.outcome["values"], dict(self.batch)
-        batch["advantages"] = torch.randn(values.shape, generator=self.generator)
-        batch["returns"] = values + batch["advantages"]
-        batch["value_mask"] = torch.ones_like(self.outcome["truncated"]) if self.game.shared_reward else batch["alive"]
-        if agent.hyper is not None:
-            with torch.no_grad():
-                batch["reference"] = agent.policy(batch, before)[0]
-        chunks = {name: mh.chunks_of(x, args.chunk_length) for name, x in batch.items()}
-        starts = {name: x.flatten(0, 1) for name, x in self.starts.items()}
-        mh.update(args, agent, self.optimizer, chunks, starts, 0.01, self.generator)
+        advantages = torch.randn(values.shape, generator=self.generator)
+        batch |= {"returns": values + advantages, "advantages": advantages.expand_as(batch["alive"]).contiguous()}
+        if agent.hyper is not None:  # right after a copy the reference is the policy that acted
+            self.iterations += 1
+            copied = self.iterations % (args.target_every // (args.update_epochs * args.num_minibatches)) == 0
+            batch["reference"] = batch["policy"] if copied else mh.reference_of(agent, batch, before, agent.hyper)[0]
+        mh.update(args, agent, self.optimizer, batch, self.starts, 0.01, self.generator)
         self.clock("update")
         return self.spent
 

@@ -16,8 +16,10 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,19 @@ def _end_imports_quietly() -> None:
             before(kind, error, trace)
 
     sys.excepthook = show
+    is_script = hasattr(sys.modules.get("__main__"), "__file__")  # in a notebook an interrupt ends a cell, no program
+    if is_script and threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _note_interrupt)
 
 
+def _note_interrupt(number: int, frame: Any) -> None:
+    """As usual, and a note: some libraries swallow a KeyboardInterrupt in their imports. `guarded` looks at it."""
+    interrupts.append(number)
+    signal.default_int_handler(number, frame)
+
+
+interrupts: list[int] = []  # before the program itself began
 _end_imports_quietly()
 
 import numba  # noqa: E402  (takes a while)

@@ -129,8 +129,7 @@ def read_row(row: dict[str, str]) -> dict:
     cells = {"agents": row.get("agents", "-"), "runs": int(row["runs"]), "ci95 over": row.get("ci95 over", "runs")}
     for phase, episodes in PHASES.items():  # an older table may have had other phases
         cells |= {phase: returns[episodes].mean().item(), f"ci95 {phase}": float(row.get(f"ci95 {phase}") or "nan")}
-    bands = json.loads(row.get("ci95 of episodes") or "[]") or [0.0] * EPISODES
-    return cells | {"share of best": 1.0, "back after": np.nan, "returns": returns.tolist(), "ci95 of episodes": bands}
+    return cells | {"share of best": 1.0, "back after": np.nan, "returns": returns.tolist()}
 
 
 # playing
@@ -314,8 +313,6 @@ def adaptation(args: Any, settings: dict) -> Iterator[list[dict]]:
                 reached = level or returns[-5:].mean()
                 cells["back after"] = back_after(returns, reached) if len(others) > 1 else np.nan
                 cells["returns"] = returns.round(4).tolist()
-                bands = [interval([part[:, episode] for part in parts], over) for episode in range(EPISODES)]
-                cells["ci95 of episodes"] = np.round(bands, 4).tolist()
                 rows.append({"among": name, "player 1": label, "agent": agent} | cells)
         if name in earlier:
             rows.append({"among": name, "player 1": "best response", "agent": "all"} | earlier[name])
@@ -336,8 +333,8 @@ def panel_limits(rows: list[dict]) -> tuple[float, float]:
 
 
 def plot_adaptation(path: str, rows: list[dict]) -> None:
-    """A panel per line-up: return of seat 1 over the episodes of a run, with 95 % bands. The y-axes show the
-    differences of the better rows; who is far below is named in the corner."""
+    """A panel per line-up: return of seat 1 over the episodes of a run (thin), its mean in each phase and the 95 % band
+    of that. The y-axes show the differences of the better rows; who is far below is named in the corner."""
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["agent"] == "all"]
@@ -353,14 +350,18 @@ def plot_adaptation(path: str, rows: list[dict]) -> None:
         low, high = panel_limits(panel)
         below = []
         for row in panel:
-            label, returns, band = row["player 1"], np.array(row["returns"]), np.array(row["ci95 of episodes"])
+            label, returns = row["player 1"], np.array(row["returns"])
             if label == "best response":
                 line = axes.axhline(returns.mean(), color="#555555", ls="--", lw=1, label="best response")
             else:
                 style = players.index(label)
                 colour, dashes = COLOURS[style % len(COLOURS)], STYLES[style % len(STYLES)]
-                [line] = axes.plot(numbers, returns, dashes, color=colour, lw=1.3, label=label)
-                axes.fill_between(numbers, returns - band, returns + band, color=colour, alpha=0.15, lw=0)
+                axes.plot(numbers, returns, dashes, color=colour, lw=0.6, alpha=0.5)
+                for phase, episodes in PHASES.items():
+                    first, last = episodes.start + 0.6, episodes.stop + 0.4
+                    mean, band = row[phase], row[f"ci95 {phase}"]
+                    [line] = axes.plot([first, last], [mean, mean], dashes, color=colour, lw=1.8, label=label)
+                    axes.fill_between([first, last], mean - band, mean + band, color=colour, alpha=0.15, lw=0)
                 if np.median(returns) < low:
                     below.append(f"{label} {returns.mean():.2f}")
             handles.setdefault(label, line)

@@ -4,7 +4,7 @@
     running = RunningEpisodes(game.num_envs, game.env.spec.horizon, replay)
     running.add(now={"obs": ..., "action": ...}, done=info["done"], final=game.final(info))     # after each env step
     mb = replay.sample(32, rng)
-    out, memory = gru(layer(mb["obs"]), mb["sizes"], memory)
+    out = gru(layer(mb["obs"]), mb["sizes"], memory)            # envs/memory.py
 
 `sizes`: step by step, how many sequences still go on. An agent's sequence ends when it falls, and the longest stands
 first, so the rows (R, ...) of a minibatch are those of agents on the field alone.
@@ -14,37 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import nn
 
 from envs.devices import move
 from envs.team import TeamGame
 
 Tensors = dict[str, torch.Tensor]
 Columns = dict[str, tuple[tuple[int, ...], type]]
-
-
-class GRU(nn.Module):
-    """A memory over sequences of different lengths, side by side without padding. What does not depend on the memory is
-    computed for all steps at once. (The packed GRU of torch clears a gradient of the whole input at every step.)"""
-
-    def __init__(self, in_size: int, hidden_size: int):
-        super().__init__()
-        self.from_input, self.from_memory = (nn.Linear(size, 3 * hidden_size) for size in (in_size, hidden_size))
-
-    def forward(self, x: torch.Tensor, sizes: list[int], memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (R, F): step by step the `sizes` sequences that still go on, the longest first; memory (sizes[0], H)
-        -> (R, H), memory after the last step"""
-        outputs = []
-        for gates, size in zip(self.from_input(x).split(sizes), sizes, strict=True):
-            memory = self.cell(gates, memory[:size] if size < len(memory) else memory)
-            outputs.append(memory)
-        return torch.cat(outputs), memory
-
-    def cell(self, gates: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        """One step: what `from_input` says (..., 3 H) and the memory before (..., H) -> the memory after it"""
-        width, old = memory.shape[-1], self.from_memory(memory)
-        reset, update = torch.sigmoid(gates[..., : 2 * width] + old[..., : 2 * width]).chunk(2, -1)
-        return torch.lerp(torch.tanh(gates[..., 2 * width :] + reset * old[..., 2 * width :]), memory, update)
 
 
 class Replay:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import envs
 from envs import system
 from envs.errors import ConfigError
 
@@ -90,6 +91,8 @@ def guarded(work: Callable[[StopSignals], int | None]) -> int:
     sys.stdout, sys.stderr = Unheard(sys.stdout), Unheard(sys.stderr)
     try:
         with signals:
+            if envs.interrupts:  # in the imports, and no library let it through
+                signals.receive(envs.interrupts.pop(), None)
             return work(signals) or 0
     except ConfigError as error:
         return fail(error)

@@ -9,6 +9,7 @@
     actions[range(B), pool.seat] = ...
     info = env.step(actions)[-1]
     pool.watch(env, actions, info)                         # memories; draws anew where an episode has ended
+    pool = Teammates(TeamGame(env), ["nearest,focus", "runs/pool/8m-*"], seed=1)     # a learner in several seats
 
 Every member acts once for all games in which it sits, however many those are. Teammates play greedily. A member is a
 team as its script's `load_team` makes it (envs/roles.py). If that has `choose(seen, who) -> (M,)` for the M agents of
@@ -18,12 +19,15 @@ team as its script's `load_team` makes it (envs/roles.py). If that has `choose(s
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from envs import BATTLES
 from envs.checkpoints import Kept, read_spec
 from envs.errors import ConfigError
 from envs.roles import find_checkpoint, load_team
@@ -84,7 +88,7 @@ def load_member(role: str | Path, env: Any, seed: int, greedy: bool = True) -> M
     return Member(str(role), algorithm, load_team(str(role), env, seed, greedy))
 
 
-def load_members(roles: list[Path], env: Any, seed: int) -> list[Member]:
+def load_members(roles: Sequence[str | Path], env: Any, seed: int) -> list[Member]:
     return [load_member(role, env, seed + k) for k, role in enumerate(roles)]
 
 
@@ -199,3 +203,69 @@ class Pool(MixedTeam):
         super().watch(env, actions, info)
         if info["done"].any():
             self.draw(np.flatnonzero(info["done"]))
+
+
+def find_teammates(text: str, env: Any) -> list[str | Path]:
+    """Rule-based teams by name and run folders by pattern, with commas between: nearest,runs/pool/8m-*"""
+    from envs.battles import TEAMS
+
+    if not env.spec.env_id.startswith(BATTLES):
+        raise ConfigError(f"--teammates are for battles only, not for {env.spec.env_id}")
+    found: list[str | Path] = []
+    for part in (part.strip() for part in text.split(",")):
+        found += [part] if part in TEAMS else find_members(part, env)
+    return found
+
+
+class Teammates(MixedTeam):
+    """In each episode some seats, drawn anew, are taken by members, each drawn by itself; the learner has the others.
+
+    `pools`: texts as find_teammates reads them; those of `pools[current]` are drawn. `seats`: how many seats are taken
+    (0: from one to all but one, drawn). With `switch_step` the same seats get other members in that step of every
+    episode; who comes in then knows nothing of what was.
+    """
+
+    KEPT = (*MixedTeam.KEPT, "rng")
+
+    def __init__(self, game: TeamGame, pools: list[str], seed: int, seats: int = 0, switch_step: int = 0):
+        if not 0 <= seats < game.num_agents:
+            raise ConfigError(f"--teammate-seats must be from 0 to {game.num_agents - 1} here, not {seats}")
+        roles = [find_teammates(text, game.env) for text in pools]
+        ends = np.cumsum([0, *map(len, roles)])
+        super().__init__(game, load_members([role for pool in roles for role in pool], game.env, seed))
+        self.candidates = [np.arange(first, last) for first, last in pairwise(ends)]
+        self.seats, self.switch_step, self.current = seats, switch_step, 0
+        self.rng = torch.Generator().manual_seed(seed)
+        self.draw(np.arange(game.num_envs))
+
+    def refuse(self, test: str) -> None:
+        """Teammates of a test must not be among these."""
+        known = {member.name for member in self.members}
+        for role in find_teammates(test, self.game.env) if test else ():
+            if str(role) in known:
+                raise ConfigError(f"--test-teammates has {role}, which is trained with")
+
+    @property
+    def is_learner(self) -> np.ndarray:
+        """(B, N) true for the learner's seats"""
+        return self.member == LEARNER
+
+    def draw_members(self, games: np.ndarray) -> np.ndarray:
+        """(games, N) numbers of members that may be drawn now"""
+        candidates = self.candidates[self.current]
+        return candidates[torch.randint(len(candidates), (len(games), self.game.num_agents), generator=self.rng)]
+
+    def draw(self, games: np.ndarray) -> None:
+        """Draw who sits where in these games."""
+        agents = self.game.num_agents
+        taken = torch.randint(1, agents, (len(games), 1), generator=self.rng).numpy() if not self.seats else self.seats
+        rank = torch.rand(len(games), agents, generator=self.rng).argsort(1).argsort(1).numpy()
+        self.member[games] = np.where(rank < taken, self.draw_members(games), LEARNER)
+
+    def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        super().watch(env, actions, info)
+        if info["done"].any():
+            self.draw(np.flatnonzero(info["done"]))
+        if self.switch_step:
+            games = np.flatnonzero((env.t == self.switch_step) & ~info["done"])
+            self.member[games] = np.where(self.is_learner[games], LEARNER, self.draw_members(games))

@@ -316,6 +316,8 @@ def collect_transitions(
             raise ConfigError(f"line-up '{lineup}' has {len(roles)} roles; {game.env_id} needs 1 or {game.num_players}")
         refuse_held_out(roles)
         share = num * (k + 1) // len(lineups) - num * k // len(lineups)
+        if share == 0:  # fewer transitions than line-ups
+            continue
         env = GridEnv(game, max(1, min(NUM_ENVS, share // 40)), env_seed)  # long enough to hold whole episodes
         part = play_transitions(env, Seats(env, roles, None, seats_seed), noise, share, generator)
         part["episode"] += first_episode

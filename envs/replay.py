@@ -309,8 +309,8 @@ def about_battle(env: Any) -> dict[str, Any]:
         from envs.battles.env import numbered
         from envs.battles.render import letter_of
 
-        kinds, order = env.rules.kinds, unit_order(env)
-        types = [env.battle.units[i][1].name for i in order]
+        kinds, order, names = env.kinds(), unit_order(env), env.unit_names()
+        types = [names[i] for i in order]
         full = [*env.spec.player_names, *numbered(types[layout.num_allies :])]
         for unit, i, kind, name in zip(units, order, types, full, strict=True):
             unit |= {"name": name.replace("_", " "), "type": kind, "letter": letter_of(kind)}

@@ -282,6 +282,16 @@ def next_slot(grid, trees, m, node, action):
     return trees.visits[m, node, action] % trees.child.shape[3]
 
 
+def goals_left(game, states, row, focal, goals, cell, code, unknown):
+    """The others of player focal[m] in states[row[m]], next one first: who they are (M, N-1), whether they are on the
+    board, and their goals (M, N-1, G): `unknown` where what one is about, cell and code (M, N-1), is not there."""
+    there = np.zeros(code.shape, bool)
+    goals_there(game.grid, states[row], cell, code, there)
+    player = (focal[:, None] + 1 + np.arange(code.shape[1])) % game.num_players
+    alive = game.alive(states)[row[:, None], player]
+    return player, alive, np.where((there & alive)[..., None], goals, unknown)
+
+
 @njit(cache=True, nogil=True)
 def draw_goals(belief, alive, env, focal, streams, goals, tree_streams):
     """For each decision of player focal[r] in game env[r], and each of its trees: a goal of every other player drawn

@@ -1,5 +1,6 @@
 """The batched battle env and its PettingZoo face: shapes, seeds, resets, saving, errors, pictures."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,9 @@ TABLE = {  # map: agents, limit, obs, state, actions
     "2c_vs_64zg": (2, 400, 332, 342, 70),
     "2s_vs_1sc": (2, 300, 17, 27, 7),
     "bane_vs_bane": (24, 200, 336, 984, 30),
+    "random-5v5-marines": (5, 150, 50, 90, 11),
+    "random-5v5-terran": (5, 150, 80, 120, 11),
+    "random-5v5-protoss": (5, 150, 90, 130, 11),
 }
 
 
@@ -106,8 +110,8 @@ def test_automatic_reset_keeps_the_final_observation_and_state():
         seen |= info["done"]
 
 
-def rollout(num_envs, threads=1, steps=70, **overrides):
-    env = envs.make("smac-2s3z", num_envs=num_envs, seed=9, threads=threads, **overrides)
+def rollout(num_envs, threads=1, steps=70, env_id="smac-2s3z", **overrides):
+    env = envs.make(env_id, num_envs=num_envs, seed=9, threads=threads, **overrides)
     team = make_team("random", env, seed=5)
     rows = []
     for _ in range(steps):
@@ -118,7 +122,7 @@ def rollout(num_envs, threads=1, steps=70, **overrides):
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("overrides", [{}, {"start_jitter": 1.0}])
+@pytest.mark.parametrize("overrides", [{}, {"start_jitter": 1.0}, {"env_id": "smac-random-5v5-protoss"}])
 def test_same_seed_same_bytes_whatever_the_batch(overrides):
     many = rollout(8, **overrides)
     assert rollout(3, **overrides).tobytes() == many[:, :3].tobytes()
@@ -150,15 +154,99 @@ def test_jitter_moves_everybody_a_little_and_nobody_into_anybody():
     assert overlaps < 0.5  # a unit that finds no room keeps its own place, which may be taken; rare
 
 
-def test_save_and_restore_is_exact():
-    env = envs.make("smac-MMM2", num_envs=3, seed=5)
+RANDOM = [name for name in TABLE if name.startswith("random")]
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_maps_draw_types_and_places_as_said(name):
+    """Shares of types and of the two kinds of starts, mirror images, and nobody in a wall or in anybody."""
+    env = envs.make(f"smac-{name}", num_envs=2000, seed=4)
+    units, kinds = env.battles.units, np.stack([env.kinds(b) for b in range(2000)])
+    x, y, middle = units["x"], units["y"], 16.0
+    chances = [chance for _, chance in env.battle.drawn_types]
+    assert np.array_equal(units["drawn"][:, :5], units["drawn"][:, 5:])  # both sides are equally strong
+    if chances:
+        shares = np.bincount(units["drawn"][:, :5].ravel(), minlength=3) / 10_000
+        assert shares == pytest.approx(chances, abs=0.015)
+        assert not (kinds["weapon"][:, :5] == 3).all(1).any()  # somebody fights
+        names = np.array(env.battle.type_features)[units["drawn"][7]]
+        assert env.unit_names(7) == names.tolist()
+        enemies = env.state[:, : -5 * 11].reshape(2000, -1)[:, 5 * env.layout.ally_size :].reshape(2000, 5, -1)
+        assert (enemies[..., 0] == 1.0).all() and np.array_equal(enemies[..., -3:].argmax(2), units["drawn"][:, 5:])
+    opposed = np.isclose(x[:, :5] + x[:, 5:], 2 * middle, atol=1e-3).all(1) & np.isclose(y[:, :5], y[:, 5:]).all(1)
+    assert opposed.mean() == pytest.approx(0.5, abs=0.04)
+    west = (x[opposed, :5] < middle - 2.99).all(1)
+    assert (west | (x[opposed, :5] > middle + 2.99).all(1)).all() and west.mean() == pytest.approx(0.5, abs=0.06)
+    around = ~opposed
+    assert (abs(x[around, :5] - middle) <= 3.001).all() and (abs(y[around, :5] - middle) <= 3.001).all()
+    corners = (abs(x[around, 5:] - middle) >= 5.999) & (abs(y[around, 5:] - middle) >= 5.999)
+    assert corners.all()
+    quarter = (x[around, 5:] > middle) * 2 + (y[around, 5:] > middle)
+    assert np.bincount(quarter.ravel()) / quarter.size == pytest.approx([0.25] * 4, abs=0.03)
+    radius = kinds["radius"]
+    assert (x - radius >= 4).all() and (x + radius <= 28).all() and (y - radius >= 4).all() and (y + radius <= 28).all()
+    for i in range(10):
+        for j in range(i):
+            gap = np.hypot(x[:, i] - x[:, j], y[:, i] - y[:, j])
+            same = kinds["flies"][:, i] == kinds["flies"][:, j]
+            assert (gap[same] >= (radius[:, i] + radius[:, j])[same] - 1e-5).all()
+    assert np.allclose(units["goal_x"], x[:, :5].mean(1)[:, None])  # where the enemies walk to
+
+
+def test_an_open_loop_wins_nothing_on_random_maps():
+    """The actions of won battles, played again: from the same start they win, from other starts they do not."""
+    env = envs.make("smac-random-5v5-marines", num_envs=64, seed=1)
+    team, actions = make_team("focus", env, seed=1), []
+    won, running = np.zeros(64, bool), np.ones(64, bool)
+    while running.any():
+        actions.append(team().copy())
+        info = env.step(actions[-1])[-1]
+        won |= running & info["done"] & info["battle_won"]
+        running &= ~info["done"]
+    assert won.sum() > 15
+    again = envs.make("smac-random-5v5-marines", num_envs=64, seed=1)
+    other = envs.make("smac-random-5v5-marines", num_envs=64, seed=2)
+    results = []
+    for twin in (again, other):
+        wins, running = np.zeros(64, bool), np.ones(64, bool)
+        for k in range(151):
+            joint = actions[min(k, len(actions) - 1)]
+            info = twin.step(joint)[-1]
+            wins |= running & info["done"] & info["battle_won"]
+            running &= ~info["done"]
+        results.append(wins[won].mean())
+    assert results[0] == 1.0 and results[1] < 0.05
+
+
+def test_a_random_map_says_what_is_wrong_with_it(tmp_path):
+    good = (Path(battles.__file__).parent / "maps" / "random-5v5-terran.toml").read_text()
+    file = tmp_path / "own.toml"
+    five, four = ('at = [23, 16]\nunits = [["marine", 5]]', 'at = [23, 16]\nunits = [["marine", 4]]')
+    for old, new, words in (
+        ("medivac = 0.1 }", "medivac = 0.2 }", "entry random.types must add up to 1, not 1.1"),
+        ("medivac = 0.1 }", "nobody = 0.1 }", "entry random.types.nobody is an unknown unit"),
+        ('"marauder", "medivac"]', '"medivac", "marauder"]', "must be the drawn types marine, marauder"),
+        (five, four, "as many enemies as allies"),
+        ("[random]", "[random]\nplace = 1", "entry random.place is unknown"),
+    ):  # fmt: skip
+        assert old in good
+        file.write_text(good.replace(old, new))
+        with pytest.raises(envs.ConfigError, match=re.escape(words)):
+            envs.make(f"smac-file:{file}")
+    with pytest.raises(envs.ConfigError, match="start_jitter is for maps with fixed starts"):
+        envs.make("smac-random-5v5-terran", start_jitter=1.0)
+
+
+@pytest.mark.parametrize("name", ["MMM2", "random-5v5-terran"])
+def test_save_and_restore_is_exact(name):
+    env = envs.make(f"smac-{name}", num_envs=3, seed=5)
     team = make_team("random", env, seed=1)
     for _ in range(20):
         env.step(team())
     saved, streams = env.get_state(), team.streams.copy()
     assert all(isinstance(value, np.ndarray) and value.dtype.names is None for value in saved.values())
     first = [np.concatenate([env.step(team())[0].ravel(), env.state.ravel(), env.t]) for _ in range(40)]
-    other = envs.make("smac-MMM2", num_envs=3, seed=77)
+    other = envs.make(f"smac-{name}", num_envs=3, seed=77)
     other.set_state(saved)
     team = make_team("random", other, seed=1)
     team.streams[:] = streams

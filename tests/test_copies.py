@@ -17,6 +17,7 @@ BATCHED = {
     "snowdrift, 2 threads": lambda seed: envs.make("msd-4x4", num_envs=6, seed=seed, threads=2),
     "one game": lambda seed: envs.make("msh-4h1s-4x4", seed=seed, threads=4),
     "battle": lambda seed: envs.make("smac-3m", num_envs=3, seed=seed, horizon=9),
+    "random battle": lambda seed: envs.make("smac-random-5v5-terran", num_envs=3, seed=seed, horizon=9),
     "battle, 2 threads": lambda seed: envs.make("smac-2s3z", num_envs=4, seed=seed, threads=2, start_jitter=1.0),
 }
 if importlib.util.find_spec("mpe2"):

@@ -21,7 +21,7 @@ RUNS = {
     "my_network.py": TREES,
     "my_ucb1.py": TREES,
     "my_hop.py": TREES,
-    "my_two_steps.py": [*HOP, "--real-ratio", "1", "--update-epochs", "1", "--moa-updates", "1", "--draws", "1"],
+    "my_bold_plan.py": [*HOP, "--plan-depth", "2", "--real-ratio", "1", "--moa-updates", "1", "--draws", "1"],
     "my_critic.py": [*SHORT, "--num-envs", "4", "--num-steps", "16", "--total-timesteps", "128"],
 }
 

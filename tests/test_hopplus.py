@@ -349,8 +349,8 @@ def test_a_plan_is_made_on_goals_that_are_believed_in(hop, goal_mode, monkeypatc
         monkeypatch.setattr(planner, "search", lambda roots: caught.update(roots._asdict()) or search(roots))
     else:
         ahead = planner.look_ahead
-        names = ("states", "env_row", "focal", "legal", "joint", "goal", "cell", "code")
-        monkeypatch.setattr(planner, "look_ahead", lambda *x: caught.update(zip(names, x, strict=True)) or ahead(*x))
+        names = ("streams", "goal", "cell", "code")
+        monkeypatch.setattr(planner, "look_ahead", lambda *x: caught.update(zip(names, x[5], strict=True)) or ahead(*x))
     plan = planner.plan(env.states, row, focal)
     goal, cell, code = caught["goal"], caught["cell"], caught["code"]
     assert len(goal) == 3 * len(row) and (plan.goals == goal[::3]).all()

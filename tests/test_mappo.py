@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from safetensors.torch import load_file
 import envs
 import mappo_hyper as mh
 from envs.arguments import parse
+from envs.memory import GRU, LSTM, Chunks, GRUSteps, LSTMSteps
+from envs.pool import Teammates
 from envs.roles import Seats, load_policy, play_episodes
 from envs.run import main
 from envs.team import Nearby, TeamGame, make_env
@@ -62,23 +65,32 @@ def make(env_id: str = "smac-3m", seed: int = 0, **settings):
     return args, game, agent
 
 
-def make_batch(args, game, agent, seed: int = 1, target=None):
-    """Real play as the rollout stores it, in chunks (L, C, ...), and the memory at their starts."""
+def make_batch(args, game, agent, seed: int = 1, target=None, teammates=None):
+    """Real play as the rollout stores it (T, B, ...), and the memory at the starts of its chunks."""
     batch, outcome, starts = {}, {}, {}
-    mh.rollout(args, mh.Team(agent, game, torch.Generator().manual_seed(seed)), batch, outcome, starts, NO_RUN)
-    batch["advantages"] = torch.randn(outcome["values"].shape, generator=torch.Generator().manual_seed(seed))
-    batch["returns"] = batch["advantages"] + outcome["values"]
-    batch["value_mask"] = torch.ones_like(outcome["truncated"]) if game.shared_reward else batch["alive"]
+    team = mh.Team(agent, game, torch.Generator().manual_seed(seed), teammates=teammates)
+    mh.rollout(args, team, batch, outcome, starts, NO_RUN)
+    advantages = torch.randn(outcome["values"].shape, generator=torch.Generator().manual_seed(seed))
+    batch["returns"] = advantages + outcome["values"]
+    batch["advantages"] = advantages.expand_as(batch["alive"]).contiguous()
+    if agent.hyper is not None:
+        memory = agent.initial_memory(args.num_envs)
+        batch["reference"] = mh.reference_of(agent, batch, memory, target or agent.hyper)[0]
+    return batch, starts
+
+
+def view_of(batch, count: int | None = None, seed: int = 0, agent=None):
+    """Some chunks in a random order, or all."""
+    alive = batch["alive"] if agent is None else agent.in_view(batch)
+    chunks = Chunks(alive, batch["is_first"], SMALL["chunk_length"])
+    return chunks.view(torch.randperm(chunks.number, generator=torch.Generator().manual_seed(seed))[:count])
+
+
+def policy_of(agent, batch, starts, hyper=None):
+    """The policy of all agents that are on the field, step by step and agent by agent (T, B, N, A)."""
+    view = view_of(batch)
     with torch.no_grad():
-        batch["reference"] = agent.policy(batch, agent.initial_memory(args.num_envs), target)[0]
-    chunks = {name: mh.chunks_of(x, args.chunk_length) for name, x in batch.items()}
-    return chunks, {name: x.flatten(0, 1) for name, x in starts.items()}
-
-
-def some(batch, memory, count: int = 20, seed: int = 0):
-    """A minibatch of chunks in a random order."""
-    rows = torch.randperm(batch["is_first"].shape[1], generator=torch.Generator().manual_seed(seed))[:count]
-    return {name: x.index_select(1, rows) for name, x in batch.items()}, {name: x[rows] for name, x in memory.items()}
+        return view.agents.put(agent.policy(batch, starts, view, hyper)[0], batch["policy"])
 
 
 def learn(args, agent, batch, memory, lr=1e-3, hyper_lr=1e-3):
@@ -108,9 +120,9 @@ def test_switching_the_hypernetwork_on_changes_logits(variant):
     args, game, agent = make(**VARIANTS[variant])
     batch, memory = make_batch(args, game, agent)
     with torch.no_grad():
-        with_it = agent.policy(batch, memory)[0]
+        with_it = policy_of(agent, batch, memory)
         agent.hyper = None
-        without = agent.policy(batch, memory)[0]
+        without = policy_of(agent, batch, memory)
     there = batch["alive"][..., None] & batch["legal"]
     assert ((with_it - without).abs()[there] > 1e-4).float().mean() > 0.5
 
@@ -138,7 +150,7 @@ def test_with_the_output_layer_at_zero_it_is_mappo_bit_for_bit(variant):
 def test_every_parameter_gets_a_gradient(variant):
     args, game, agent = make(**VARIANTS[variant])
     batch, memory = make_batch(args, game, agent)
-    loss, _, _ = mh.ppo_loss(args, agent, *some(batch, memory), 0.01)
+    loss, _, _ = mh.ppo_loss(args, agent, batch, memory, view_of(batch, 20), 0.01)
     loss.backward()
     for name, parameter in agent.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
@@ -162,8 +174,8 @@ def test_alpha_and_beta_change_the_update(variant):
 def test_alpha_changes_nothing_where_weights_do_not_move():
     """Weights by identity do not change in time: there is nothing to smooth."""
     args, game, agent = make(hyper_input="id")
-    mb, memory = some(*make_batch(args, game, agent))
-    assert mh.ppo_loss(args, agent, mb, memory, 0.01)[1]["hyper/smooth"] == 0.0
+    batch, memory = make_batch(args, game, agent)
+    assert mh.ppo_loss(args, agent, batch, memory, view_of(batch, 20), 0.01)[1]["hyper/smooth"] == 0.0
 
 
 def test_k_says_when_the_target_moves(tmp_path):
@@ -193,8 +205,8 @@ def test_ratio_is_exactly_one_before_the_first_step(env_id, variant):
     args, game, agent = make(env_id, **VARIANTS[variant])
     batch, memory = make_batch(args, game, agent)
     assert batch["is_first"][1:].any() and (~batch["alive"]).any() and (~batch["legal"]).any()
-    for count in (5, 20, 36):
-        _, stats, ratio = mh.ppo_loss(args, agent, *some(batch, memory, count, count), 0.01)
+    for count in (1, 5, 20, 36):
+        _, stats, ratio = mh.ppo_loss(args, agent, batch, memory, view_of(batch, count, count), 0.01)
         assert torch.equal(ratio, torch.ones_like(ratio))
         assert stats["losses/approx_kl"] == 0.0 and stats["losses/clipfrac"] == 0.0
 
@@ -205,55 +217,52 @@ def test_ratio_is_exactly_one_with_continuous_actions(variant):
     args, game, agent = make("mpe-simple-spread", continuous=True, **(VARIANTS[variant] | {"num_envs": 6}))
     batch, memory = make_batch(args, game, agent)
     assert batch["is_first"][1:].any() and batch["actions"].shape[3] == 5
-    _, _, ratio = mh.ppo_loss(args, agent, *some(batch, memory), 0.01)
+    _, _, ratio = mh.ppo_loss(args, agent, batch, memory, view_of(batch, 20), 0.01)
     assert torch.equal(ratio, torch.ones_like(ratio))
 
 
 def test_smoothness_is_that_of_the_weights_and_never_crosses_a_reset():
-    """Against the definition, on the weight changes themselves, by loops."""
-    generator = torch.Generator().manual_seed(0)
-    codes, output = torch.randn(5, 4, 3, 8, generator=generator), torch.randn(40, 8, generator=generator)
-    first, alive = torch.zeros(5, 4, dtype=torch.bool), torch.ones(5, 4, 3, dtype=torch.bool)
-    first[2, 0] = first[0] = first[4, 3] = True
-    alive[3:, 1, 2] = False
-    changes, squares = codes @ output.T, []
-    for step in range(1, 5):
-        for chunk in range(4):
-            for agent in range(3):
-                if not first[step, chunk] and alive[step, chunk, agent] and alive[step - 1, chunk, agent]:
-                    squares.append(((changes[step, chunk, agent] - changes[step - 1, chunk, agent]) ** 2).mean())
-    assert mh.smoothness(codes, output, first, alive).item() == pytest.approx(
-        torch.stack(squares).mean().item(), rel=1e-5
-    )
-    everywhere = torch.ones(5, 4, dtype=torch.bool)
-    assert mh.smoothness(codes, output, everywhere, alive).item() == 0.0
-    moved = codes.clone()
-    moved[2:, 0] += 100.0  # all of it at the reset of chunk 0
-    assert mh.smoothness(moved, output, first, alive).item() == pytest.approx(
-        torch.stack(squares).mean().item(), rel=1e-3
-    )
+    """Against the definition, on the weight changes themselves, by loops over steps, games and agents."""
+    args, game, agent = make("smac-2s3z")
+    batch, memory = make_batch(args, game, agent)
+    first, alive, view, squares = batch["is_first"], batch["alive"], view_of(batch), []
+    assert first[1:].any() and (~alive).any()
+    with torch.no_grad():
+        codes = agent.hyper(batch, memory, view)[0]
+        changes = codes @ agent.hyper.output_weight().T
+    changes = view.agents.put(changes, torch.zeros(*alive.shape, changes.shape[1]))
+    for step, b, i in alive.nonzero().tolist():
+        if step % args.chunk_length and not first[step, b]:
+            squares.append(((changes[step, b, i] - changes[step - 1, b, i]) ** 2).mean())
+    smooth = mh.ppo_loss(args, agent, batch, memory, view, 0.01)[1]["hyper/smooth"]
+    size = (changes[alive] ** 2).mean()
+    assert smooth.item() == pytest.approx((torch.stack(squares).mean() / size).item(), rel=1e-4)
+    with torch.no_grad():
+        for output in agent.hyper.outputs:
+            output.weight *= 0.1  # smaller weights are not smoother
+    small = mh.ppo_loss(args, agent, batch, memory, view, 0.01)[1]["hyper/smooth"]
+    assert small.item() == pytest.approx(smooth.item(), rel=1e-4)
 
 
 def test_alignment_uses_the_stored_inputs_and_the_target():
     """Right after a copy the reference is the policy that acted, to the last bit; then only the target counts."""
     args, game, agent = make()
     batch, memory = make_batch(args, game, agent)
-    mb, mb_memory = some(batch, memory)
-    assert torch.equal(batch["reference"], batch["policy"])
-    assert mh.ppo_loss(args, agent, mb, mb_memory, 0.01)[1]["hyper/align"] == 0.0
+    there = batch["alive"]
+    assert torch.equal(batch["reference"][there], batch["policy"][there])
+    assert mh.ppo_loss(args, agent, batch, memory, view_of(batch, 20), 0.01)[1]["hyper/align"] == 0.0
     target = copy.deepcopy(agent.hyper)
     with torch.no_grad():
         target.outputs[2].weight *= 1.5
-    args2, game2, agent2 = make()
-    batch2, memory2 = make_batch(args2, game2, agent2, target=target)
-    with torch.no_grad():
-        chunk = {name: x[:, :12] for name, x in batch2.items()}  # the first chunk of every env: memory from the start
-        by_hand = agent.policy(chunk, agent.initial_memory(12), target)[0]
-    assert torch.equal(chunk["reference"], by_hand) and not torch.equal(chunk["reference"], chunk["policy"])
-    align = mh.ppo_loss(args2, agent2, chunk, {n: x[:12] for n, x in memory2.items()}, 0.01)[1]["hyper/align"]
-    p, q, alive = chunk["reference"].exp(), chunk["policy"], chunk["alive"]
-    by_hand = (p * (chunk["reference"] - q)).sum(-1)[alive].mean()
-    assert align == pytest.approx(by_hand.item(), rel=1e-4) and align > 0
+    args, game, agent = make()
+    batch, memory = make_batch(args, game, agent, target=target)
+    early = {name: x[: args.chunk_length] for name, x in batch.items()}  # the first chunk: memory from the start
+    by_hand = policy_of(agent, early, agent.initial_memory(args.num_envs), target)[there[: args.chunk_length]]
+    assert torch.equal(early["reference"][there[: args.chunk_length]], by_hand)
+    p, q = batch["reference"][there], batch["policy"][there]
+    assert not torch.equal(p, q)
+    align = mh.ppo_loss(args, agent, batch, memory, view_of(batch), 0.01)[1]["hyper/align"]
+    assert align.item() == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-4) and align > 0
 
 
 def test_gradient_clipping_covers_the_hypernetwork():
@@ -332,6 +341,7 @@ def test_the_rollout_stores_what_happened_to_each_agent(env_id):
     timed_out, last = 0, torch.zeros_like(batch["last_step"][0])
     for step in range(args.num_steps):
         seen = twin.observe()
+        seen["legal"] = torch.nn.functional.pad(seen["legal"], (0, -game.num_actions % 8))
         assert all(torch.equal(batch[name][step], seen[name]) for name in ("obs", "legal", "alive"))
         assert torch.equal(batch["last_step"][step], last)
         assert torch.equal(outcome["values"][step], agent.critic.values({k: x[None] for k, x in seen.items()})[0])
@@ -350,22 +360,76 @@ def test_the_rollout_stores_what_happened_to_each_agent(env_id):
     assert torch.equal(next_values, agent.critic.values({k: x[None] for k, x in twin.observe().items()}))
     for k, memory in enumerate(starts["actor"]):  # the memory with which each chunk began
         before = {name: x[: k * args.chunk_length] for name, x in batch.items()}
-        with torch.no_grad():
-            again = agent.policy(before, agent.initial_memory(args.num_envs))[2] if k else {"actor": memory * 0}
-        assert torch.equal(memory, again["actor"])
+        again = agent.initial_memory(args.num_envs)
+        if k:
+            again = mh.reference_of(agent, before, again, agent.hyper)[1]
+        stood = batch["alive"][max(k * args.chunk_length - 1, 0)]  # of the fallen nothing is kept
+        assert torch.equal(memory[stood], again["actor"][stood])
 
 
 def test_memory_starts_anew_with_an_episode():
     """A chunk with a reset inside gives, after it, what a chunk that begins there gives."""
     args, game, agent = make()
     batch, memory = make_batch(args, game, agent)
-    step, chunk = (int(x) for x in batch["is_first"][2:-2].nonzero()[0] + torch.tensor([2, 0]))
-    late = {name: x[step:, chunk : chunk + 1] for name, x in batch.items()}
-    one = {name: x[:, chunk : chunk + 1] for name, x in batch.items()}
-    with torch.no_grad():
-        fresh = agent.policy(late, agent.initial_memory(1))[0]
-        whole = agent.policy(one, {name: x[chunk : chunk + 1] + 3.0 for name, x in memory.items()})[0]
-    assert torch.allclose(whole[step:], fresh, atol=1e-5)
+    step, b = (int(x) for x in batch["is_first"][18:30].nonzero()[0] + torch.tensor([18, 0]))
+    late = {name: x[step:32, b : b + 1] for name, x in batch.items()}
+    one = {name: x[16:32, b : b + 1] for name, x in batch.items()}
+    fresh = policy_of(agent, late, agent.initial_memory(1))
+    before = [{name: x[1, b : b + 1] + more for name, x in memory.items()} for more in (0.0, 3.0)]
+    whole, other = (policy_of(agent, one, memory) for memory in before)
+    assert torch.allclose(whole[step - 16 :], fresh, atol=1e-5) and torch.equal(whole[step - 16 :], other[step - 16 :])
+    assert not torch.equal(whole[: step - 16], other[: step - 16])
+
+
+def test_memories_are_those_of_torch_and_their_way_back_is_right():
+    """Outputs of one long sequence against torch's own layers, whose gates stand in another order; gradients against
+    differences, with sequences that end."""
+    generator, x = torch.Generator().manual_seed(0), torch.randn(7, 5)
+    gru, lstm, h, c = GRU(5, 3), LSTM(5, 3), torch.randn(1, 3), torch.randn(1, 3)
+    for ours, theirs, order in ((gru, torch.nn.GRU(5, 3), (0, 1, 2)), (lstm, torch.nn.LSTM(5, 3), (0, 1, 3, 2))):
+        with torch.no_grad():
+            for of_layer, name in ((ours.from_input, "ih"), (ours.from_memory, "hh")):
+                for kind in ("weight", "bias"):
+                    gates = getattr(of_layer, kind).chunk(len(order))
+                    getattr(theirs, f"{kind}_{name}_l0").copy_(torch.cat([gates[k] for k in order]))
+            if ours is gru:
+                assert torch.allclose(gru(x, [1] * 7, h), theirs(x, h)[0], atol=1e-6)
+            else:
+                after, memory = theirs(x, (h, c))
+                assert torch.allclose(lstm(x, [1] * 7, h, c)[0], after, atol=1e-6)
+                assert torch.allclose(lstm(x, [1] * 7, h, c)[1][-1:], memory[1], atol=1e-6)
+
+    def some(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    sizes = [5, 5, 3, 1]
+    given = (some(14, 9), some(9, 3), some(9), some(5, 3))
+    assert torch.autograd.gradcheck(lambda x, weight, bias, h: GRUSteps.apply(x, sizes, weight, bias, h), given)
+    given = (some(14, 12), some(12, 3), some(5, 3), some(5, 3))
+    assert torch.autograd.gradcheck(lambda x, weight, h, c: LSTMSteps.apply(x, sizes, weight, h, c)[0], given)
+
+
+def test_sequences_hold_every_step_of_the_living_once():
+    """Each in the order of its steps, from the chunk's memory or from none, and never across an episode's start."""
+    generator = torch.Generator().manual_seed(0)
+    is_first = torch.rand(12, 5, generator=generator) < 0.2
+    alive = torch.ones(12, 5, 3, dtype=torch.bool)
+    for step in range(1, 12):  # some fall, and all are back in the next episode
+        falls = torch.rand(5, 3, generator=generator) < 0.2
+        alive[step] = is_first[step, :, None] | (alive[step - 1] & ~falls)
+    chunks, picked = Chunks(alive, is_first, 4), torch.tensor([0, 3, 4, 9, 12])
+    view = chunks.view(picked)
+    number = torch.arange(12 * 5 * 3).view(12, 5, 3)  # 15 apart from step to step
+    wanted = [number[k // 5 * 4 : k // 5 * 4 + 4, k % 5][alive[k // 5 * 4 : k // 5 * 4 + 4, k % 5]] for k in picked]
+    assert torch.equal(view.agents.place.sort()[0], torch.cat(wanted).sort()[0])
+    steps = view.agents.place.split(view.agents.sizes)
+    assert all(torch.equal(now[: len(then)] + 15, then) for now, then in itertools.pairwise(steps))
+    step, game = steps[0] // 15, steps[0] % 15 // 3
+    assert torch.equal(view.agents.carried[:, 0].bool(), (step % 4 == 0) & ~is_first[step, game])
+    assert ((step % 4 == 0) | is_first[step, game]).all()
+    assert not is_first[torch.cat(steps[1:]) // 15, torch.cat(steps[1:]) % 15 // 3].any()
+    assert torch.equal(view.team.place[view.slot // 3] * 3 + view.slot % 3, view.agents.place)
+    assert torch.equal(view.agents.start, step // 4 * 15 + steps[0] % 15)
 
 
 @pytest.mark.parametrize("env_id", ["smac-3m", "msh-4h1s-4x4"])
@@ -383,10 +447,11 @@ def test_the_fallen_have_no_part_in_the_policy_loss(env_id):
     if not game.shared_reward:
         for name in ("advantages", "returns"):
             garbage[name][gone] = 7.5
+    garbage["obs"][gone] = 3.0
 
     def loss_and_gradient(data):
         agent.zero_grad()
-        loss, stats, _ = mh.ppo_loss(args, agent, data, memory, 0.05)
+        loss, stats, _ = mh.ppo_loss(args, agent, data, memory, view_of(data), 0.05)
         loss.backward()
         return loss.item(), stats, [parameter.grad.clone() for parameter in agent.parameters()]
 
@@ -398,15 +463,98 @@ def test_the_fallen_have_no_part_in_the_policy_loss(env_id):
     assert loss_and_gradient(garbage)[0] != loss
 
 
+@pytest.mark.parametrize("variant", ["mappo", "joint", "local"])
+def test_what_teammates_do_is_in_no_loss(variant):
+    """Garbage in what they did, and in what was thought of it, changes neither loss, nor statistic, nor gradient; the
+    learner's own ratios are exactly 1, and its actions are those that were played."""
+    args, game, agent = make("smac-2s3z", **VARIANTS[variant], see_actions=variant == "mappo")
+    teammates = Teammates(game, ["nearest,focus"], seed=3)
+    batch, memory = make_batch(args, game, agent, teammates=teammates)
+    view, others = view_of(batch, agent=agent), batch["alive"] & ~batch["learner"]
+    assert others.sum() > 100 and (batch["alive"] & batch["learner"]).sum() > 100
+    assert (variant == "joint") == (len(view.agents.place) == batch["alive"].sum())
+
+    def loss_and_gradient(data):
+        agent.zero_grad()
+        loss, stats, ratio = mh.ppo_loss(args, agent, data, memory, view, 0.05)
+        loss.backward()
+        return loss.item(), stats, ratio, [parameter.grad.clone() for parameter in agent.parameters()]
+
+    loss, stats, ratio, gradients = loss_and_gradient(batch)
+    assert torch.equal(ratio, torch.ones_like(ratio))
+    garbage = {name: x.clone() for name, x in batch.items()}
+    garbage["log_probs"][others], garbage["actions"][others], garbage["advantages"][others] = -200.0, 0, 7.5
+    if agent.hyper is not None:
+        garbage["reference"][others] = -3.0
+    other_loss, other_stats, _, other_gradients = loss_and_gradient(garbage)
+    assert loss == other_loss and stats == other_stats
+    assert all(torch.equal(a, b) for a, b in zip(gradients, other_gradients, strict=True))
+    garbage["log_probs"][batch["learner"]] += 1.0  # the comparison is not blind
+    assert loss_and_gradient(garbage)[0] != loss
+
+
+def test_seats_and_teammates_are_drawn_fairly_and_switch_when_said():
+    env = envs.make("smac-3s5z", num_envs=3000, seed=1)
+    pool = Teammates(TeamGame(env), ["nearest,focus", "hold,random"], seed=5)
+    taken = ~pool.is_learner
+    assert np.bincount(taken.sum(1), minlength=9) / 3000 == pytest.approx([0, *[1 / 7] * 7, 0], abs=0.025)
+    assert taken.mean(0) == pytest.approx(0.5, abs=0.04)  # every seat alike
+    assert np.bincount(pool.member[taken]) / taken.sum() == pytest.approx([0.5, 0.5], abs=0.02)
+    fixed = Teammates(TeamGame(env), ["nearest"], seed=5, seats=3)
+    assert ((~fixed.is_learner).sum(1) == 3).all()
+
+    env = envs.make("smac-3m", num_envs=40, seed=1)
+    pool = Teammates(TeamGame(env), ["nearest,focus", "hold,random"], seed=5, switch_step=4)
+    changes, late = 0, 0
+    for step in range(60):
+        pool.current = int(step >= 30)
+        before, t = pool.member.copy(), env.t.copy()
+        actions = pool.act()
+        info = env.step(actions)[-1]
+        pool.watch(env, actions, info)
+        moved, switched = (pool.member != before).any(1), (t == 3) & ~info["done"]
+        assert not moved[~switched & ~info["done"]].any()
+        assert np.array_equal(pool.is_learner[switched], before[switched] == -1)
+        new = pool.member[switched | info["done"]]
+        assert np.isin(new[new >= 0], [0, 1] if step < 30 else [2, 3]).all()
+        changes, late = changes + moved[switched].sum(), late + (step >= 30) * len(new)
+    assert changes > 30 and late > 30
+
+
+def test_an_actor_that_sees_actions_does(tmp_path):
+    args, game, agent = make(hyper=False, see_actions=True)
+    batch, memory = make_batch(args, game, agent)
+    other = batch | {"last_step": batch["last_step"].roll(1, dims=3)}
+    assert not torch.equal(policy_of(agent, batch, memory), policy_of(agent, other, memory))
+    args, game, agent = make(hyper=False)
+    assert torch.equal(policy_of(agent, batch, memory), policy_of(agent, other, memory))
+
+
+def test_a_checkpoint_is_a_teammate(finished, tmp_path):
+    """As a member it does in its seats what it does as a team, if its own memory is all that it needs."""
+    env = envs.make("smac-3m", num_envs=6, seed=4)
+    member, alone = (mh.Team(make(hyper=False)[2], TeamGame(env), torch.Generator(), greedy=True) for _ in range(2))
+    who = torch.zeros(6, 3, dtype=torch.bool)
+    who[:, 1] = who[:3, 2] = True
+    for _ in range(30):
+        actions = alone.act()
+        there = who & torch.from_numpy(env.alive)
+        assert torch.equal(member.choose({}, there), torch.from_numpy(actions)[there])
+        info = env.step(actions)[-1]
+        member.watch(env, actions, info)
+        alone.watch(env, actions, info)
+    argv = ["--teammates", f"nearest,{finished}", "--test-teammates", "hold", *TINY, "--total-timesteps", "256"]
+    assert train(*argv, "--run-dir", str(tmp_path / "run")) == 0
+    scores = json.loads((tmp_path / "run" / "result.json").read_text())["eval"]
+    assert {"win_rate", "test_win_rate"} <= scores.keys()
+
+
 def test_attention_does_not_see_the_fallen():
     args, game, agent = make()
     batch, memory = make_batch(args, game, agent)
     other = {name: x.clone() for name, x in batch.items()}
     other["obs"][~batch["alive"]] = 5.0
-    with torch.no_grad():
-        policy, other_policy = agent.policy(batch, memory)[0], agent.policy(other, memory)[0]
-    there = batch["alive"][..., None].expand_as(policy)
-    assert torch.equal(policy[there], other_policy[there])
+    assert torch.equal(policy_of(agent, batch, memory), policy_of(agent, other, memory))
 
 
 def test_joint_input_sees_the_team_and_local_only_itself():
@@ -416,9 +564,8 @@ def test_joint_input_sees_the_team_and_local_only_itself():
         other = {name: x.clone() for name, x in batch.items()}
         other["obs"][:, :, 1:] += 1.0
         other["last_step"][:, :, 1:] += 1.0
-        with torch.no_grad():
-            changed = not torch.equal(agent.policy(batch, memory)[0][:, :, 0], agent.policy(other, memory)[0][:, :, 0])
-        assert changed == seen
+        before, after = (policy_of(agent, x, memory)[:, :, 0] for x in (batch, other))
+        assert torch.equal(before, after) != seen
 
 
 @pytest.mark.parametrize("env_id", ["smac-3m", "msh-4h1s-4x4"])
@@ -478,20 +625,20 @@ def test_generated_layers_are_layers_with_changed_weights():
     for variant in ("joint", "whole matrices"):
         args, game, agent = make(**VARIANTS[variant])
         batch, memory = make_batch(args, game, agent)
-        step, chunk, number, hyper = 3, 2, 1, agent.hyper
+        row, hyper = 77, agent.hyper
         with torch.no_grad():
-            codes = hyper(batch, memory)[0]
-            x = torch.randn(*batch["alive"].shape, args.hidden_size, generator=torch.Generator().manual_seed(0))
+            codes = hyper(batch, memory, view_of(batch))[0]
+            x = torch.randn(len(codes), args.hidden_size, generator=torch.Generator().manual_seed(0))
             for k in (1, 2):
                 layer = agent.actor.layers[k]
-                got = hyper.change(k, x, layer(x), codes)[step, chunk, number]
-                generated, row = hyper.outputs[k](codes)[step, chunk, number], x[step, chunk, number]
+                got = hyper.change(k, x, layer(x), hyper.generate(codes)[k])[row]
+                generated = hyper.outputs[k](codes)[row]
                 if k == 2:
                     change = generated.view(-1, layer.out_features)
                     left = hyper.factors["2"].weight.T if "2" in hyper.factors else torch.eye(args.hidden_size)
-                    by_hand = row @ (layer.weight.T + left @ change[:-1]) + layer.bias + change[-1]
+                    by_hand = x[row] @ (layer.weight.T + left @ change[:-1]) + layer.bias + change[-1]
                 else:
-                    by_hand = layer(row) * (1 + generated.repeat_interleave(args.hidden_size // 8))
+                    by_hand = layer(x[row]) * (1 + generated.repeat_interleave(args.hidden_size // 8))
                 assert torch.allclose(got, by_hand, atol=1e-5)
 
 
@@ -609,6 +756,7 @@ def test_a_run_leaves_what_it_should(finished):
 @pytest.mark.parametrize(("env_id", "more"), [
     ("smac-3m", []),
     ("smac-3m", ["--no-hyper"]),
+    ("smac-3m", ["--teammates", "random", "--later-teammates", "random,hold", "--switch-step", "5", "--see-actions"]),
     ("msh-4h1s-4x4", ["--hyper-input", "local", "--start-window", "3"]),
     pytest.param("mpe-simple-spread", ["--continuous"], marks=needs_mpe),
 ])  # fmt: skip
@@ -662,7 +810,6 @@ def test_an_update_that_is_no_number_is_refused():
     [
         ("--num-steps 50", "--num-steps 50 must be a multiple of --chunk-length 16"),
         ("--hidden-size 20", "--hidden-size must be a multiple of 8"),
-        ("--hyper-heads 3", "must be a multiple of twice --hyper-heads 3"),
         ("--gamma 2", "--gamma must be from 0 to 1, not 2.0"),
         ("--env-id nothing", "unknown env id 'nothing'"),
         ("--env-id mpe-nothing", "unknown particle game"),
@@ -671,6 +818,11 @@ def test_an_update_that_is_no_number_is_refused():
         ("--env-id msh-4h1s-4x4 --start-jitter 1", "--start-jitter is for battles only"),
         ("--start-window 3", "--start-window is for grid games only"),
         ("--env-id msh-4h1s-8x8 --start-window 2", "a start window of 2x2 cannot hold"),
+        ("--switch-step 3", "--switch-step needs --teammates"),
+        ("--env-id msh-4h1s-4x4 --teammates nearest", "--teammates are for battles only"),
+        ("--teammates nobody", "there is no run of smac-3m in --teammates 'nobody'"),
+        ("--teammates nearest --teammate-seats 3", "--teammate-seats must be from 0 to 2 here, not 3"),
+        ("--teammates nearest,hold --test-teammates hold", "--test-teammates has hold, which is trained with"),
     ],
 )
 def test_bad_settings_are_named(argv, words, tmp_path, capsys):

@@ -617,7 +617,7 @@ def test_what_is_judged_offline_is_what_plays(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(pv, "evaluate", watched)
     folder = pv.train(pv.Args(**SMALL | {"epochs": 2, "lineups": ("mix", "random")}))
-    printed = re.findall(r"\[MOA\] epoch \d: top1=(\S+) .*goal hidden top1=(\S+)", capsys.readouterr().out)[-1]
+    printed = re.findall(r"\[MOA\] epoch \d: top1=(\S+) .*goal hidden: top1=([\d.]+)", capsys.readouterr().out)[-1]
     (_, _), (weights, batch) = judged
     found, models = pv.prepare("", ID, "learned", 1)
     assert found.resolve() == folder.resolve()

@@ -14,7 +14,7 @@ import pretrain_vae as pv
 import train_world_model as wm
 from envs import ConfigError
 from envs.grid import GONE, PLAYERS, STAY, GridEnv, T
-from envs.recording import load_transitions, play_transitions
+from envs.recording import collect_transitions, load_transitions, play_transitions
 from envs.roles import Seats
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -506,3 +506,9 @@ def test_wrong_settings_are_one_sentence(tmp_path, changes, words):
     with pytest.raises(ConfigError, match=words) as error:
         wm.train(wm.Args(**({"num_transitions": 300, "out_dir": str(tmp_path)} | changes)))
     assert "\n" not in str(error.value)
+
+
+def test_fewer_transitions_than_line_ups():
+    game, seeds = envs.game("msh-4h1s-4x4"), np.random.SeedSequence(1)
+    data = collect_transitions(game, ["ns", "nh", "random"], 0.1, 2, seeds, quiet=True)
+    assert len(data["episode"]) == 2 == len(np.unique(data["episode"]))

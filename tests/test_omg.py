@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from envs.episodes import Replay, RunningEpisodes
 from envs.pool import LEARNER, Pool, find_members, load_members, mixed_team
 from envs.roles import load_policy
 from envs.run import main
-from envs.team import TeamGame, make_env
+from envs.team import TeamGame, make_env, play_team
 
 torch.set_num_threads(1)
 TINY = ["--num-envs", "4", "--num-steps", "8", "--total-timesteps", "512", "--batch-episodes", "4", "--updates", "1"]
@@ -377,6 +378,38 @@ def test_target_of_the_paper_keeps_the_subgoal_of_the_step(teammates, priors):
 
 # runs
 
+
+@pytest.mark.parametrize(("selector", "obs_is_state"), [("optimistic", False), ("conservative", True)])
+def test_the_oracle_plays_by_the_recorded_future(teammates, priors, selector, obs_is_state):
+    """Of the states that came up to three steps later in the same game it is given the one of the largest value, or
+    of the smallest; after the end of what was recorded the last one."""
+    settings = {"subgoal": "oracle", "selector": selector, "obs_is_state": obs_is_state, "horizon": 3}
+    first, again = (make(teammates, priors, **settings) for _ in range(2))
+    record = omg.Recording(omg.Learner(first.args, first.nets, first.game, 1, first.prior), first.pool)
+    play_team(first.game, record)
+    seer, given = omg.Foresight(again.args, again.nets, again.game, 1, again.prior), []
+    seer.foresee(record)
+    subgoal = seer.subgoal
+    seer.subgoal = lambda *seen: given.append((*seen, subgoal(*seen))) or given[-1][-1]
+    play_team(again.game, omg.MixedPlay(seer, again.pool))
+    choices = 0
+    for step, (who, x, legal, memory, goals) in enumerate(given[: len(record.usable) + 2]):
+        for row, game in enumerate(who.nonzero()[:, 0].tolist()):
+            ahead = [k for k in range(step + 1, min(step + 4, len(record.usable))) if record.usable[k][game]]
+            if not ahead:
+                last = max(k for k, usable in enumerate(record.usable) if usable[game])
+                assert (goals[row] == record.subgoals[last][game]).all()
+                continue
+            options, many = torch.stack([record.subgoals[k][game] for k in ahead]), len(ahead)
+            with torch.no_grad():
+                q_values, _ = again.nets.q(x[[row] * many], options, [many], memory[[row] * many])
+            values = q_values[:, legal[row]].mean(1)
+            best = values.max() if selector == "optimistic" else values.min()
+            assert values[(options == goals[row]).all(1)][0] == pytest.approx(best.item(), abs=1e-5)
+            choices += many > 1
+    assert choices > 20
+
+
 VARIANTS = {
     "iql": ["--model", "none"],
     "iql with actions": ["--model", "none", "--see-actions", "--team", "iql:1,qmix:1,omg:1"],
@@ -405,6 +438,8 @@ def test_every_variant_trains_and_plays(teammates, priors, variant, tmp_path, ca
     flags += ["--env-id", "smac-3m", "--teammates", teammates, "--run-dir", str(tmp_path / "run"), "--goal-size", "8"]
     assert main(omg.Args, omg.train, [*flags, *TINY, "--total-timesteps", "256"]) == 0, capsys.readouterr().err
     assert (tmp_path / "run/subgoals.png").exists() == ("--vae-ckpt" in flags)
+    scores = json.loads((tmp_path / "run/result.json").read_text())["eval"]
+    assert ("inferred_win_rate" in scores) == ("oracle" in flags)
     env = envs.make("smac-3m", num_envs=2, seed=3)
     policy = load_policy(str(tmp_path / "run"), env, 1, seed=1)
     actions = env.legal.argmax(2)

@@ -145,10 +145,31 @@ def test_a_cue_of_the_first_episode_is_used_in_the_second(args):
         reward = torch.zeros(steps, 64)
         reward[-1] = (batch["actions"][-1] == cue).float()
         following = torch.cat([values[1:], torch.zeros(1, 64)])
-        batch["advantages"] = advantages_of(reward, values, following, alive, ends, torch.zeros_like(ends), 0.97, 0.95)
+        batch["advantages"] = advantages_of(reward, values, following, alive, ends, 0.97, 0.95)
         batch["returns"] = batch["advantages"] + values
         update(args, agent, optimizer, batch, memory, 0.001, generator)
     assert reward[-1].mean() > 0.95
+
+
+def test_advantages_by_hand_and_none_beyond_the_time_limit():
+    """gamma and lambda 0.5. Game 1 ends after its second step, by time or by the rules; who plays game 2 has left."""
+    reward = torch.tensor([[1.0, 9.0], [3.0, 9.0], [4.0, 9.0]])
+    value, following = torch.full((3, 2), 2.0), torch.full((3, 2), 2.0)
+    alive, over = torch.tensor([[True, False]] * 3), torch.tensor([[False, False], [True, False], [False, False]])
+    found = advantages_of(reward, value, following, alive, over, 0.5, 0.5)
+    # steps 3, 2, 1: 4 + 0.5 * 2 - 2; 3 - 2, though its next value is 2; 1 + 0.5 * 2 - 2 + 0.25 * 1
+    assert found.tolist() == [[0.25, 0.0], [1.0, 0.0], [3.0, 0.0]]
+
+
+def test_time_running_out_is_an_end(tmp_path, monkeypatch):
+    """Nobody moves: every episode is cut by the time limit, and no advantage reaches over it."""
+    ends = []
+    monkeypatch.setattr(ppo_lstm, "advantages_of", lambda *x: ends.append(x[4].clone()) or advantages_of(*x))
+    argv = ["--num-envs", "4", "--num-steps", "35", "--total-timesteps", "140", "--co-players", "fix"]
+    argv += ["--eval-every", "0", "--final-eval-episodes", "2", "--run-episodes", "1", "--run-dir", str(tmp_path)]
+    monkeypatch.setattr(ppo_lstm, "sample", lambda log_probs, generator: torch.full(log_probs.shape[:1], 4))
+    assert main(Args, ppo_lstm.train, argv) == 0
+    assert ends[0][-1].all() and not ends[0][:-1].any()
 
 
 def test_line_ups_last_for_a_run_and_half_of_them_are_of_one_kind():
@@ -177,18 +198,8 @@ def test_line_ups_last_for_a_run_and_half_of_them_are_of_one_kind():
 
 def test_nobody_held_out_is_met_by_default(tmp_path, capsys):
     for env_id, pool in (("msh-4h1s-4x4", "ns,nh,random,mix"), ("msd-4x4", "nd,random,mix")):
-        argv = [
-            "--env-id",
-            env_id,
-            "--num-envs",
-            "4",
-            "--num-steps",
-            "4",
-            "--total-timesteps",
-            "16",
-            "--eval-every",
-            "0",
-        ]
+        argv = ["--env-id", env_id, "--num-envs", "4", "--num-steps", "4", "--total-timesteps", "16"]
+        argv += ["--eval-every", "0"]
         argv += ["--final-eval-episodes", "2", "--run-episodes", "1", "--run-dir", str(tmp_path / env_id)]
         assert main(Args, ppo_lstm.train, argv) == 0
         assert f"co-players {pool}\n" in capsys.readouterr().out

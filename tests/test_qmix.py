@@ -170,7 +170,7 @@ def test_the_update_sees_each_agent_on_the_field_as_it_acted():
         team.watch(game.env, actions, info)
     mb, net = replay.sample(2, np.random.default_rng(0)), nets.agent
     x = torch.relu(net.first(mb["obs"]) + net.last_action(mb["last_action"]) + net.agent(mb["agent"]))
-    out, _ = net.gru(x, mb["sizes"], torch.zeros(mb["sizes"][0], 16))
+    out = net.gru(x, mb["sizes"], torch.zeros(mb["sizes"][0], 16))
     step, episode, agent = np.unravel_index(mb["place"].numpy(), mb["alive"].shape)
     assert mb["alive"][step, episode, agent].all() and len(out) == mb["alive"].sum()
     assert len(out) < 2 * 3 * len(memories)  # somebody fell before the end

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from envs.battles.mapfile import WEAPONS, BattleMap
+from envs.battles.mapfile import WEAPONS, BattleMap, UnitType
 from envs.battles.orca import avoid_unit, avoid_wall, choose_velocity
 from envs.rng import below, unit
 
@@ -31,7 +31,9 @@ HEAL_START_ENERGY = 5.0  # a healer needs this much to begin with a new target
 WIN_BONUS = 200.0
 KILL_BONUS = 10.0
 RETURN_SCALE = 20.0  # the reward of a win without loss of any enemy's regeneration
-START_DRAWS = 50  # tries to place a jittered unit before it keeps its own place
+START_DRAWS = 50  # tries to place a unit before it keeps its own place
+OPPOSED_GAP = 6.0  # between sides that are drawn opposed, from a unit to its mirror image at least
+SURROUND_SHARE = 0.25  # of the field's sides: the squares of the surrounded in the middle, and of the corners
 
 NO_OP, STOP, NORTH, SOUTH, EAST, WEST, FIRST_TARGET = range(7)
 MOVES = ((0.0, 1.0), (0.0, -1.0), (1.0, 0.0), (-1.0, 0.0))  # of NORTH, SOUTH, EAST, WEST
@@ -54,10 +56,11 @@ UNIT = np.dtype(
         ("v_single", "i8"), ("wish_single", "i8"), ("next_single", "i8"),  # 1: single precision, see orca.py
         ("firing", "i8"),  # within a tick: the unit it attacks, or NOBODY
         ("shot", "i8"),  # within a tick: the unit it fired at, or NOBODY
+        ("drawn", "i8"),  # its type where types are drawn, as a row of Rules.table
     ]
 )  # fmt: skip
 
-# what never changes, per unit
+# what never changes in a battle, per unit
 KIND = np.dtype(
     [
         ("ally", "b1"), ("flies", "b1"), ("hits_ground", "b1"), ("hits_air", "b1"),
@@ -94,40 +97,39 @@ class Rules(NamedTuple):
     jitter: float  # start positions move by up to this much
     shuffle: bool  # units act in a fresh random order each tick
     auto_reset: bool  # a battle that is over starts anew within the same step
+    draws_places: bool  # start places are drawn, opposed or surrounded
+    field: np.ndarray  # (4,) x0, y0, x1, y1: the smallest rectangle with all walkable cells
+    table: np.ndarray  # (K,) KIND of the types that are drawn; none: every unit has its own
+    table_damage: np.ndarray  # (K, K)
+    chances: np.ndarray  # (K,) of the types, added up
 
 
 def make_rules(
     battle: BattleMap, limit: int, jitter: float = 0.0, shuffle: bool = True, auto_reset: bool = True
 ) -> Rules:
     """The compiled simulator's view of a map."""
-    units, starts = battle.units, battle.start_positions()
-    kinds = np.zeros(len(units), KIND)
+    units, drawn = battle.units, [unit for unit, _ in battle.drawn_types]
+    kinds, table = make_kinds([unit for _, unit in units], battle), make_kinds(drawn, battle)
     slots = {"ally": 0, "enemy": 0}
-    for kind, (side, u), (x, y) in zip(kinds, units, starts, strict=True):
-        kind["ally"], kind["flies"] = side == "ally", u.plane == "air"
-        kind["hits_ground"], kind["hits_air"] = "ground" in u.hits, "air" in u.hits
-        kind["weapon"], kind["slot"], kind["attacks"] = WEAPONS.index(u.weapon), slots[side], u.attacks
-        kind["type_id"] = battle.type_features.index(u.name) if battle.type_features else 0
-        kind["max_hp"], kind["max_shield"], kind["armour"] = u.hp, u.shield, u.armour
-        kind["max_energy"], kind["start_energy"] = u.energy, u.start_energy
-        kind["cooldown"], kind["range"], kind["scan"] = u.cooldown, u.range, u.scan
-        kind["speed"], kind["radius"], kind["regen"] = u.speed, u.radius, u.regen
-        kind["blast_radius"], (kind["beam_length"], kind["beam_width"]) = u.blast_radius, u.beam
+    for kind, (side, _), (x, y) in zip(kinds, units, battle.start_positions(), strict=True):
+        kind["ally"], kind["slot"] = side == "ally", slots[side]
         kind["start_x"], kind["start_y"] = np.float32(x), np.float32(y)
         slots[side] += 1
     allies, enemies = np.flatnonzero(kinds["ally"]), np.flatnonzero(~kinds["ally"])
     # agents address enemies by slot, and healers address allies by slot
     targets = len(enemies)
-    if (kinds["weapon"][allies] == HEAL).any():
+    if (table["weapon"] == HEAL).any():
+        targets = max(targets, len(allies))
+    elif (kinds["weapon"][allies] == HEAL).any():
         targets = max(targets, 1 + max(np.flatnonzero(kinds["weapon"][allies] != HEAL).tolist(), default=-1))
-    total = (kinds["max_hp"] + kinds["max_shield"])[enemies].sum()
-    walls = battle.walls()
-    near_walls, near_starts = walls_by_cell(
-        walls, battle.width, battle.height, (kinds["radius"] + kinds["speed"]).max()
-    )
+    walls, possible = battle.walls(), table if len(table) else kinds
+    reach = (possible["radius"] + possible["speed"]).max()
+    near_walls, near_starts = walls_by_cell(walls, battle.width, battle.height, reach)
+    ally_kinds, enemy_kinds = (table, table) if len(table) else (kinds[allies], kinds[enemies])
+    rows, columns = np.nonzero(battle.walkable)
     return Rules(
         kinds=kinds,
-        damage=np.array([[a.damage_to(b) for _, b in units] for _, a in units], np.float64),
+        damage=damage_between([unit for _, unit in units]),
         allies=allies,
         enemies=enemies,
         walkable=battle.walkable,
@@ -136,17 +138,64 @@ def make_rules(
         near_starts=near_starts,
         goal_x=float(battle.attack_point[0]),
         goal_y=float(battle.attack_point[1]),
-        max_radius=float(kinds["radius"].max()),
-        reward_scale=float(RETURN_SCALE / (KILL_BONUS * len(enemies) + WIN_BONUS + total)),
+        max_radius=float(possible["radius"].max()),
+        reward_scale=float(scale_reward(kinds, enemies)),
         num_actions=FIRST_TARGET + targets,
         num_types=len(battle.type_features),
-        ally_shields=int((kinds["max_shield"][allies] > 0).any()),
-        enemy_shields=int((kinds["max_shield"][enemies] > 0).any()),
+        ally_shields=int((ally_kinds["max_shield"] > 0).any()),
+        enemy_shields=int((enemy_kinds["max_shield"] > 0).any()),
         limit=int(limit),
         jitter=float(jitter),
         shuffle=bool(shuffle),
         auto_reset=bool(auto_reset),
+        draws_places=battle.draws_places,
+        field=np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1], np.float64),
+        table=table,
+        table_damage=damage_between(drawn),
+        chances=np.cumsum([chance for _, chance in battle.drawn_types], dtype=np.float64),
     )
+
+
+def make_kinds(units: list[UnitType], battle: BattleMap) -> np.ndarray:
+    """(U,) KIND of some types of units, without sides and places."""
+    kinds = np.zeros(len(units), KIND)
+    for kind, u in zip(kinds, units, strict=True):
+        kind["flies"], kind["hits_ground"], kind["hits_air"] = u.plane == "air", "ground" in u.hits, "air" in u.hits
+        kind["weapon"], kind["attacks"] = WEAPONS.index(u.weapon), u.attacks
+        kind["type_id"] = battle.type_features.index(u.name) if battle.type_features else 0
+        kind["max_hp"], kind["max_shield"], kind["armour"] = u.hp, u.shield, u.armour
+        kind["max_energy"], kind["start_energy"] = u.energy, u.start_energy
+        kind["cooldown"], kind["range"], kind["scan"] = u.cooldown, u.range, u.scan
+        kind["speed"], kind["radius"], kind["regen"] = u.speed, u.radius, u.regen
+        kind["blast_radius"], (kind["beam_length"], kind["beam_width"]) = u.blast_radius, u.beam
+    return kinds
+
+
+def damage_between(units: list[UnitType]) -> np.ndarray:
+    return np.array([[a.damage_to(b) for b in units] for a in units], np.float64).reshape(len(units), len(units))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def scale_reward(kinds, enemies):
+    """What a point is worth: a win without any enemy's regeneration earns RETURN_SCALE."""
+    total = KILL_BONUS * enemies.shape[0] + WIN_BONUS
+    for i in enemies:
+        total += kinds[i].max_hp + kinds[i].max_shield
+    return RETURN_SCALE / total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def rules_of(rules, battles, b):
+    """The rules of battle b: where types are drawn, with its own."""
+    if rules.table.shape[0] == 0:
+        return rules
+    return Rules(
+        battles.kinds[b], battles.damage[b], rules.allies, rules.enemies, rules.walkable, rules.walls, rules.near_walls,
+        rules.near_starts, rules.goal_x, rules.goal_y, rules.max_radius,
+        scale_reward(battles.kinds[b], rules.enemies), rules.num_actions, rules.num_types, rules.ally_shields,
+        rules.enemy_shields, rules.limit, rules.jitter, rules.shuffle, rules.auto_reset, rules.draws_places,
+        rules.field, rules.table, rules.table_damage, rules.chances,
+    )  # fmt: skip
 
 
 def walls_by_cell(walls: np.ndarray, width: int, height: int, reach: float) -> tuple[np.ndarray, np.ndarray]:
@@ -674,14 +723,22 @@ def write_state(rules, units, last_actions, states, row):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def is_on_ground(walkable, x, y, radius):
+    """Whether the four ends of a disc are on walkable ground."""
+    for k in range(4):
+        dx, dy = MOVES[k]
+        if not is_walkable(walkable, x + dx * radius, y + dy * radius):
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def is_free_start(rules, units, i, x, y):
     """Whether unit i may start at (x, y): its whole disc on walkable ground, clear of the units before it."""
     kinds = rules.kinds
     radius = kinds[i].radius
-    for k in range(4):
-        dx, dy = MOVES[k]
-        if not is_walkable(rules.walkable, x + dx * radius, y + dy * radius):
-            return False
+    if not is_on_ground(rules.walkable, x, y, radius):
+        return False
     for j in range(i):
         gap = radius + kinds[j].radius
         dx, dy = units[j].x - x, units[j].y - y
@@ -691,12 +748,95 @@ def is_free_start(rules, units, i, x, y):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def start_battle(rules, units, last_actions, streams, row):
-    """A new episode: everybody whole and at its place, or up to `jitter` away from it."""
+def set_types(rules, battles, b):
+    """Kinds and damage of battle b from the types of its units."""
+    units, kinds = battles.units[b], battles.kinds[b]
+    for i in range(units.shape[0]):
+        own = rules.kinds[i]
+        kinds[i] = rules.table[units[i].drawn]
+        kinds[i].ally, kinds[i].slot, kinds[i].start_x, kinds[i].start_y = own.ally, own.slot, own.start_x, own.start_y
+        for j in range(units.shape[0]):
+            battles.damage[b, i, j] = rules.table_damage[units[i].drawn, units[j].drawn]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def draw_types(rules, units, streams, row):
+    """Types slot by slot, the same for both sides; a team of healers alone is drawn again."""
+    fights = False
+    while not fights:
+        for k in range(rules.allies.shape[0]):
+            chance, drawn = unit(streams, row) * rules.chances[-1], 0
+            while chance >= rules.chances[drawn] and drawn < rules.chances.shape[0] - 1:
+                drawn += 1
+            units[rules.allies[k]].drawn = units[rules.enemies[k]].drawn = drawn
+            fights = fights or rules.table[drawn].weapon != HEAL
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def draw_place(rules, units, i, x0, y0, x1, y1, mirror, streams, row):
+    """A free place of unit i in a rectangle; with `mirror` >= 0 that unit stands on the other side of the field.
+    Where none is found, both keep their own."""
+    me, field, radius = units[i], rules.field, rules.kinds[i].radius
+    me.x, me.y = rules.kinds[i].start_x, rules.kinds[i].start_y
+    if mirror >= 0:
+        units[mirror].x, units[mirror].y = rules.kinds[mirror].start_x, rules.kinds[mirror].start_y
+    for _ in range(START_DRAWS):
+        x = np.float64(np.float32(x0 + (x1 - x0) * unit(streams, row)))
+        y = np.float64(np.float32(y0 + (y1 - y0) * unit(streams, row)))
+        other_x = np.float64(np.float32(field[0] + field[2] - x))
+        if is_free_start(rules, units, i, x, y) and (mirror < 0 or is_on_ground(rules.walkable, other_x, y, radius)):
+            me.x, me.y = x, y
+            if mirror >= 0:
+                units[mirror].x, units[mirror].y = other_x, y
+            return
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def draw_places(rules, units, streams, row):
+    """Half of the battles are opposed, half surrounded (docs/battles.md); the enemies walk to where the allies are."""
+    (x0, y0, x1, y1), corner = rules.field, SURROUND_SHARE * (rules.field[2:] - rules.field[:2])
+    middle_x, middle_y = (x0 + x1) / 2, (y0 + y1) / 2
+    for i in range(units.shape[0]):  # nobody is in the way of those who are placed before it
+        units[i].x, units[i].y = -FAR, -FAR
+    if unit(streams, row) < 0.5:
+        west = unit(streams, row) < 0.5
+        for k in range(rules.allies.shape[0]):
+            left, right = (x0, middle_x - OPPOSED_GAP / 2) if west else (middle_x + OPPOSED_GAP / 2, x1)
+            draw_place(rules, units, rules.allies[k], left, y0, right, y1, rules.enemies[k], streams, row)
+    else:
+        for i in rules.allies:
+            draw_place(
+                rules, units, i, middle_x - corner[0] / 2, middle_y - corner[1] / 2,
+                middle_x + corner[0] / 2, middle_y + corner[1] / 2, NOBODY, streams, row,
+            )  # fmt: skip
+        for i in rules.enemies:
+            left = x0 if below(streams, row, 2) == 0 else x1 - corner[0]
+            bottom = y0 if below(streams, row, 2) == 0 else y1 - corner[1]
+            draw_place(rules, units, i, left, bottom, left + corner[0], bottom + corner[1], NOBODY, streams, row)
+    goal_x = goal_y = 0.0
+    for i in rules.allies:
+        goal_x, goal_y = goal_x + units[i].x / rules.allies.shape[0], goal_y + units[i].y / rules.allies.shape[0]
+    for i in range(units.shape[0]):
+        units[i].goal_x, units[i].goal_y = goal_x, goal_y
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def start_battle(rules, battles, b):
+    """A new episode: everybody whole and at its place, or up to `jitter` away from it, or wherever is drawn."""
+    units, last_actions, streams, row = battles.units[b], battles.last_actions[b], battles.streams, b
+    if rules.table.shape[0] > 0:
+        draw_types(rules, units, streams, row)
+        set_types(rules, battles, b)
+    rules = rules_of(rules, battles, b)
     kinds = rules.kinds
     for i in range(units.shape[0]):
+        units[i].goal_x, units[i].goal_y = rules.goal_x, rules.goal_y
+    if rules.draws_places:
+        draw_places(rules, units, streams, row)
+    for i in range(units.shape[0]):
         kind, me = kinds[i], units[i]
-        me.x, me.y = kind.start_x, kind.start_y
+        if not rules.draws_places:
+            me.x, me.y = kind.start_x, kind.start_y
         if rules.jitter > 0.0:
             for _ in range(START_DRAWS):
                 x = np.float64(np.float32(kind.start_x + rules.jitter * (2.0 * unit(streams, row) - 1.0)))
@@ -710,7 +850,6 @@ def start_battle(rules, units, last_actions, streams, row):
         me.cooldown, me.shield_wait, me.heal_left = 0.0, 0.0, 0.0
         me.target, me.previous_target, me.order_target, me.firing, me.shot = NOBODY, NOBODY, NOBODY, NOBODY, NOBODY
         me.order = STOP if kind.ally else ATTACK_MOVE
-        me.goal_x, me.goal_y = rules.goal_x, rules.goal_y
     for a in range(last_actions.shape[0]):
         last_actions[a] = -1
 
@@ -747,6 +886,8 @@ class Battles(NamedTuple):
     """The arrays of a batch of B battles; the env hands them out as they are."""
 
     units: np.ndarray  # (B, U) UNIT
+    kinds: np.ndarray  # (B, U) KIND where types are drawn, or (0, U)
+    damage: np.ndarray  # (B, U, U) where types are drawn, or (0, U, U)
     streams: np.ndarray  # (B,) uint64 random streams
     last_actions: np.ndarray  # (B, N) int64, -1 before the first step
     t: np.ndarray  # (B,) int32
@@ -769,9 +910,12 @@ class Battles(NamedTuple):
 
 
 def make_battles(rules: Rules, num_envs: int, record: bool) -> Battles:
-    agents, shape = len(rules.allies), (num_envs, len(rules.allies))
+    agents, shape, units = len(rules.allies), (num_envs, len(rules.allies)), len(rules.kinds)
+    drawn = num_envs if len(rules.table) else 0
     return Battles(
-        units=np.zeros((num_envs, len(rules.kinds)), UNIT),
+        units=np.zeros((num_envs, units), UNIT),
+        kinds=np.zeros((drawn, units), KIND),
+        damage=np.zeros((drawn, units, units)),
         streams=np.zeros(num_envs, np.uint64),
         last_actions=np.full(shape, -1, np.int64),
         t=np.zeros(num_envs, np.int32),
@@ -798,10 +942,10 @@ def make_battles(rules: Rules, num_envs: int, record: bool) -> Battles:
 def look_rows(rules, battles, first, last):
     """Bring observation, state, legal actions and alive flags of rows first..last-1 up to date."""
     for b in range(first, last):
-        units = battles.units[b]
-        find_legal(rules, units, battles.legal[b])
-        observe(rules, units, battles.legal[b], battles.obs[b])
-        write_state(rules, units, battles.last_actions[b], battles.state, b)
+        units, mine = battles.units[b], rules_of(rules, battles, b)
+        find_legal(mine, units, battles.legal[b])
+        observe(mine, units, battles.legal[b], battles.obs[b])
+        write_state(mine, units, battles.last_actions[b], battles.state, b)
         for a in range(rules.allies.shape[0]):
             battles.alive[b, a] = units[rules.allies[a]].hp > 0.0
 
@@ -810,7 +954,7 @@ def look_rows(rules, battles, first, last):
 def reset_rows(rules, battles, first, last):
     """Start rows first..last-1 anew."""
     for b in range(first, last):
-        start_battle(rules, battles.units[b], battles.last_actions[b], battles.streams, b)
+        start_battle(rules, battles, b)
         battles.t[b], battles.returns[b], battles.done[b] = 0, 0.0, False
     look_rows(rules, battles, first, last)
 
@@ -844,18 +988,18 @@ def step_rows(rules, battles, actions, first, last):
     lines, projected = np.empty((num_lines, 5)), np.empty((num_lines, 5))
     places = np.empty((num_units, 2))
     for b in range(first, last):
-        units = battles.units[b]
-        battles.illegal[b] = give_orders(rules, units, actions[b], battles.last_actions[b])
+        units, mine = battles.units[b], rules_of(rules, battles, b)
+        battles.illegal[b] = give_orders(mine, units, actions[b], battles.last_actions[b])
         points = 0.0
         for k in range(TICKS_PER_STEP):
-            points += tick(rules, units, living, turns, lines, projected, places, battles.streams, b)
+            points += tick(mine, units, living, turns, lines, projected, places, battles.streams, b)
             if battles.ticks.shape[0] > 0:
                 record_tick(units, battles.ticks[b, k])
         won = not any_alive(units, rules.enemies)
         decided = won or not any_alive(units, rules.allies)
         battles.t[b] += 1
         out_of_time = battles.t[b] >= rules.limit and not decided
-        reward = (points + WIN_BONUS * won) * rules.reward_scale
+        reward = (points + WIN_BONUS * won) * mine.reward_scale
         battles.returns[b] += reward
         battles.won[b], battles.done[b] = won, decided or out_of_time
         for a in range(actions.shape[1]):
@@ -864,6 +1008,6 @@ def step_rows(rules, battles, actions, first, last):
         if battles.done[b]:
             keep_final(battles, b)
         if battles.done[b] and rules.auto_reset:
-            start_battle(rules, units, battles.last_actions[b], battles.streams, b)
+            start_battle(rules, battles, b)
             battles.t[b], battles.returns[b] = 0, 0.0
             look_rows(rules, battles, b, b + 1)

@@ -62,7 +62,9 @@ def numbered(names: list[str]) -> tuple[str, ...]:
 def make_spec(env_id: str, battle: BattleMap, rules: Rules, config: BattleConfig) -> EnvSpec:
     allies = numbered([unit.name for side, unit in battle.units if side == "ally"])
     enemies = numbered([unit.name for side, unit in battle.units if side == "enemy"])
-    heals = (rules.kinds["weapon"][rules.allies] == HEAL).any()
+    heals = (rules.kinds["weapon"][rules.allies] == HEAL).any() or (rules.table["weapon"] == HEAL).any()
+    if battle.drawn_types:  # who is who changes from battle to battle
+        allies, enemies = (tuple(f"unit_{k}" for k in range(len(names))) for names in (allies, enemies))
     targets = []
     for k in range(rules.num_actions - FIRST_TARGET):
         attack = f"attack enemy {enemies[k]}" if k < len(enemies) else ""
@@ -105,6 +107,8 @@ class BattleEnv:
         self.num_envs = check_count("num_envs", num_envs, 1, LARGEST)
         self.threads = min(check_count("threads", threads, 1, MOST_THREADS), self.num_envs)
         self.battle, self.config = battle, make_config(env_id, overrides)
+        if battle.draws_places and self.config.start_jitter:
+            raise ConfigError(f"start_jitter is for maps with fixed starts; {env_id} draws them anew in each battle")
         limit = self.config.horizon or battle.limit
         self.rules = core.make_rules(battle, limit, self.config.start_jitter, self.config.shuffle, auto_reset)
         self.spec = make_spec(env_id, battle, self.rules, self.config)
@@ -143,6 +147,16 @@ class BattleEnv:
         if not hasattr(self, "_layout"):
             self._layout = layout_of(self.rules)
         return self._layout
+
+    def kinds(self, row: int = 0) -> np.ndarray:
+        """(U,) what the units of a battle are, core.KIND"""
+        return self.battles.kinds[row] if len(self.battles.kinds) else self.rules.kinds
+
+    def unit_names(self, row: int = 0) -> list[str]:
+        """(U,) the types of a battle's units"""
+        if not self.battle.drawn_types:
+            return [unit.name for _, unit in self.battle.units]
+        return [self.battle.drawn_types[k][0].name for k in self.battles.units["drawn"][row]]
 
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Start every battle anew; with `seed` from that seed's random streams, else from where the streams are."""
@@ -184,12 +198,18 @@ class BattleEnv:
         self._check_values(saved)
         for name, place in places.items():
             place[...] = saved[name]
+        for b in range(len(self.battles.kinds)):
+            core.set_types(self.rules, self.battles, b)
         self.battles.done[:] = False
         core.look_rows(self.rules, self.battles, 0, self.num_envs)
 
     def _check_values(self, saved: dict[str, np.ndarray]) -> None:
         """Compiled code does not check bounds, so units, targets and actions that cannot be are stopped here."""
-        kinds, battle = self.rules.kinds, self.battle
+        kinds, battle, table = self.rules.kinds, self.battle, self.rules.table
+        drawn, most_drawn = np.asarray(saved["unit_drawn"]), max(len(table) - 1, 0)
+        if len(table):
+            kinds = table[np.clip(drawn, 0, most_drawn)]  # (B, U)
+            kinds["ally"] = self.rules.kinds["ally"]
         limits: dict[str, tuple[Any, Any]] = {  # of all units, and per unit
             "unit_x": (-battle.width, 2 * battle.width),  # the edges of a map may be open
             "unit_y": (-battle.height, 2 * battle.height),
@@ -198,12 +218,13 @@ class BattleEnv:
             "unit_energy": (0.0, kinds["max_energy"]),
             "unit_cooldown": (0.0, kinds["cooldown"]),
             "unit_shield_wait": (0.0, SHIELD_DELAY),
+            "unit_drawn": (0, most_drawn),
             "unit_order": (NO_OP, np.where(kinds["ally"], FIRST_TARGET, ATTACK_MOVE)),
             "last_actions": (-1, self.spec.num_actions - 1),
             "t": (0, self.rules.limit),
         }
         for name in ("target", "previous_target", "order_target", "firing", "shot"):
-            limits[f"unit_{name}"] = (NOBODY, len(kinds) - 1)
+            limits[f"unit_{name}"] = (NOBODY, len(self.rules.kinds) - 1)
         for name, (low, high) in limits.items():
             given = np.asarray(saved[name])
             wrong = (given < np.subtract(low, ROUNDING)) | (given > np.add(high, ROUNDING))

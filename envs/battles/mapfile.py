@@ -85,6 +85,8 @@ class BattleMap:
     type_features: tuple[str, ...]  # order of the one-hot type features; empty: no such features
     walkable: np.ndarray  # (height, width) bool
     groups: tuple[Group, ...]
+    draws_places: bool = False  # start places are drawn anew in each battle
+    drawn_types: tuple[tuple[UnitType, float], ...] = ()  # so are the types, by these chances; empty: as in the groups
 
     @property
     def units(self) -> list[tuple[str, UnitType]]:
@@ -314,6 +316,20 @@ def read_group(entries: Entries, units: dict[str, UnitType]) -> Group:
     return Group(side, x, y, tuple(group))
 
 
+def read_chances(entries: Entries, units: dict[str, UnitType]) -> tuple[tuple[UnitType, float], ...]:
+    """The types that are drawn, with their chances."""
+    chances = Entries(entries.take("types", {}), entries.file, "random.types")
+    drawn = []
+    for name in list(chances.table):
+        if name not in units:
+            chances.wrong(name, f"is an unknown unit; units are {', '.join(units)}")
+        drawn.append((units[name], chances.number(name, above=True)))
+    entries.finish()
+    if drawn and abs(sum(chance for _, chance in drawn) - 1.0) > 1e-6:
+        chances.wrong("", f"must add up to 1, not {sum(chance for _, chance in drawn):g}")
+    return tuple(drawn)
+
+
 def read_map(table: dict, name: str, file: str) -> BattleMap:
     entries = Entries(table, file)
     width, height = entries.integer("width", 32, least=4, most=256), entries.integer("height", 32, least=4, most=256)
@@ -321,6 +337,8 @@ def read_map(table: dict, name: str, file: str) -> BattleMap:
     groups = entries.take("groups")
     if not isinstance(groups, list) or not groups:
         entries.wrong("groups", "must be a list of [[groups]] tables")
+    draws_places = "random" in entries.table
+    drawn_types = read_chances(Entries(entries.take("random", {}), file, "random"), units)
     battle = BattleMap(
         name=name,
         limit=entries.integer("limit"),
@@ -330,6 +348,8 @@ def read_map(table: dict, name: str, file: str) -> BattleMap:
         type_features=entries.choices("type_features", tuple(units), ()),
         walkable=read_walkable(entries.take("walkable"), entries, width, height),
         groups=tuple(read_group(Entries(g, file, f"groups[{k}]"), units) for k, g in enumerate(groups)),
+        draws_places=draws_places,
+        drawn_types=drawn_types,
     )
     entries.finish()
     check_map(battle, entries)
@@ -341,6 +361,15 @@ def check_map(battle: BattleMap, entries: Entries) -> None:
     for side in SIDES:
         if all(group.side != side for group in battle.groups):
             entries.wrong("groups", f"has no group of side {side!r}")
+    if battle.draws_places:
+        allies = [side for side, _ in battle.units].count("ally")
+        if 2 * allies != len(battle.units):  # enemies are mirror images of allies
+            entries.wrong("groups", f"of a random map must have as many enemies as allies, which are {allies}")
+    drawn = tuple(unit.name for unit, _ in battle.drawn_types)
+    if drawn and battle.type_features != drawn:
+        entries.wrong("type_features", f"must be the drawn types {', '.join(drawn)}, in this order")
+    if drawn and all(unit.weapon == "heal" for unit, _ in battle.drawn_types):
+        entries.wrong("random.types", "has healers alone")
     x, y = battle.attack_point
     if not (0 <= x < battle.width and 0 <= y < battle.height):
         entries.wrong("attack_point", f"must lie on the {battle.width} x {battle.height} map, not at ({x:g}, {y:g})")

@@ -97,9 +97,9 @@ def draw(env: BattleEnv, moment: Moment, view: View | None = None, team: str = "
     for x, y in now[now[:, HP] <= 0][:, [X, Y]]:
         for lean in (-0.22, 0.22):
             canvas.line((x - 0.22, y - lean), (x + 0.22, y + lean), DEAD, 0.08)
-    living = [i for i in np.argsort(env.rules.kinds["flies"], kind="stable") if now[i, HP] > 0]
+    living = [i for i in np.argsort(env.kinds()["flies"], kind="stable") if now[i, HP] > 0]
     for i in living:  # below all units, so that no bar hides a neighbour's letter
-        draw_health(canvas, env.rules.kinds[i], now[i])
+        draw_health(canvas, env.kinds()[i], now[i])
     for i in living:
         draw_unit(canvas, env, i, now[i])
     for age, tick in enumerate(moment.ticks[: -SHOT_TICKS - 1 : -1]):
@@ -118,7 +118,7 @@ def draw_floor(canvas: Canvas, walkable: np.ndarray) -> None:
 
 
 def draw_shots(canvas: Canvas, env: BattleEnv, now: np.ndarray, shots: np.ndarray, strength: float) -> None:
-    kinds = env.rules.kinds
+    kinds = env.kinds()
     for i in np.flatnonzero(shots != NOBODY):
         weapon, start, end = kinds["weapon"][i], now[i, [X, Y]], now[shots[i], [X, Y]]
         base = HEAL_GREEN if weapon == HEAL else SHOT_COLOURS[bool(kinds["ally"][i])]
@@ -137,7 +137,7 @@ def draw_shots(canvas: Canvas, env: BattleEnv, now: np.ndarray, shots: np.ndarra
 
 def draw_unit(canvas: Canvas, env: BattleEnv, i: int, record: np.ndarray) -> None:
     """A disc with the type's letter and its shield as a ring."""
-    kind, name = env.rules.kinds[i], env.battle.units[i][1].name
+    kind, name = env.kinds()[i], env.unit_names()[i]
     x, y, radius = record[X], record[Y], max(kind["radius"], 0.3)
     side = ALLY if kind["ally"] else ENEMY
     canvas.pen.ellipse(canvas.box(x, y, radius, radius), fill=(*side, 190 if kind["flies"] else 255), outline=NIGHT)
@@ -159,7 +159,7 @@ def draw_health(canvas: Canvas, kind: np.void, record: np.ndarray) -> None:
 
 def draw_strip(canvas: Canvas, env: BattleEnv, now: np.ndarray, moment: Moment) -> None:
     """Above the field: what is left of both sides; the battle's name and the step, or how it ended."""
-    kinds, left = env.rules.kinds, now[:, HP] + np.where(now[:, HP] > 0, now[:, SHIELD], 0.0)
+    kinds, left = env.kinds(), now[:, HP] + np.where(now[:, HP] > 0, now[:, SHIELD], 0.0)
     edge, middle, length = 10 * SMOOTH, STRIP * SMOOTH / 2, canvas.width * 0.3
     for side, colour in ((env.rules.allies, ALLY), (env.rules.enemies, ENEMY)):
         part = left[side].sum() / (kinds["max_hp"] + kinds["max_shield"])[side].sum()
@@ -174,9 +174,9 @@ def draw_strip(canvas: Canvas, env: BattleEnv, now: np.ndarray, moment: Moment) 
 
 def draw_legend(canvas: Canvas, env: BattleEnv, team: str) -> None:
     """Below the field: who plays, what the letters and the ring mean; as large as fits."""
-    names = dict.fromkeys(unit.name for _, unit in env.battle.units)
+    names = dict.fromkeys(env.unit_names())
     words = [f"{letter_of(name)} {name.replace('_', ' ')}" for name in names]
-    words += ["ring: shield"] if env.rules.kinds["max_shield"].any() else []
+    words += ["ring: shield"] if env.kinds()["max_shield"].any() else []
     text = "    ".join([*([team] if team else []), *words])
     size = 12.0
     while size > 5 and ImageFont.load_default(size * SMOOTH).getlength(text) > canvas.width - 20 * SMOOTH:

@@ -99,6 +99,8 @@ class SmacliteEnv:
         check_count("threads", threads, 1)
         horizon = check_count("horizon", overrides.get("horizon", 0), 0)
         self.strict, self.auto_reset = bool(overrides.get("strict", False)), auto_reset
+        if name in map_names() and load_map(name).draws_places:
+            raise ConfigError(f"the SMAClite package does not draw starts; smac-{name} does")
         limit = horizon or (load_map(name).limit if name in map_names() else OTHER_LIMITS[name])
         map_info = maps[name] if name in maps else hand_over(load_map(name), package)
 

@@ -41,13 +41,18 @@ class Layout(NamedTuple):
     enemy_shields: int
     width: float
     height: float
-    max_hp: np.ndarray  # (allies + enemies,)
-    max_shield: np.ndarray  # (allies + enemies,)
+    max_hp: np.ndarray  # (allies + enemies,); where types are drawn, the most that any has
+    max_shield: np.ndarray  # (allies + enemies,), the same
     healer: np.ndarray  # (allies,) bool
+    type_hp: np.ndarray = np.zeros(0)  # (K,) of the types that are drawn
+    type_shield: np.ndarray = np.zeros(0)  # (K,)
+    type_heals: np.ndarray = np.zeros(0, bool)  # (K,)
 
 
 def layout_of(rules: Rules) -> Layout:
-    order = np.concatenate([rules.allies, rules.enemies])
+    kinds, table = rules.kinds[np.concatenate([rules.allies, rules.enemies])], rules.table
+    if len(table):
+        kinds["max_hp"], kinds["max_shield"] = table["max_hp"].max(), table["max_shield"].max()
     height, width = rules.walkable.shape
     return Layout(
         num_allies=len(rules.allies),
@@ -58,37 +63,70 @@ def layout_of(rules: Rules) -> Layout:
         enemy_shields=rules.enemy_shields,
         width=float(width),
         height=float(height),
-        max_hp=np.ascontiguousarray(rules.kinds["max_hp"][order]),
-        max_shield=np.ascontiguousarray(rules.kinds["max_shield"][order]),
+        max_hp=np.ascontiguousarray(kinds["max_hp"]),
+        max_shield=np.ascontiguousarray(kinds["max_shield"]),
         healer=rules.kinds["weapon"][rules.allies] == HEAL,
+        type_hp=np.ascontiguousarray(table["max_hp"]),
+        type_shield=np.ascontiguousarray(table["max_shield"]),
+        type_heals=table["weapon"] == HEAL,
     )
+
+
+@njit(cache=True, nogil=True)
+def base_of(layout, k):
+    """Where unit k (allies first) begins in a state vector."""
+    if k < layout.num_allies:
+        return k * layout.ally_size
+    return layout.num_allies * layout.ally_size + (k - layout.num_allies) * layout.enemy_size
+
+
+@njit(cache=True, nogil=True)
+def type_of(layout, state, k):
+    """The drawn type of unit k; the fallen show none, and count as the first."""
+    num_types, base = layout.type_hp.shape[0], base_of(layout, k)
+    base += (layout.ally_size if k < layout.num_allies else layout.enemy_size) - num_types
+    for drawn in range(num_types):
+        if state[base + drawn] > 0.0:
+            return drawn
+    return 0
+
+
+@njit(cache=True, nogil=True)
+def whole(layout, state, k):
+    """Hp and shield of unit k when it is whole."""
+    if layout.type_hp.shape[0] == 0:
+        return layout.max_hp[k], layout.max_shield[k]
+    drawn = type_of(layout, state, k)
+    return layout.type_hp[drawn], layout.type_shield[drawn]
+
+
+@njit(cache=True, nogil=True)
+def is_healer(layout, state, agent):
+    return layout.type_heals[type_of(layout, state, agent)] if layout.type_hp.shape[0] else layout.healer[agent]
 
 
 @njit(cache=True, nogil=True)
 def read_unit(layout, state, k):
     """x, y, hp and shield of unit k (allies first) from a state vector."""
-    if k < layout.num_allies:
-        base, place, shields = k * layout.ally_size, 2, layout.ally_shields
-    else:
-        base = layout.num_allies * layout.ally_size + (k - layout.num_allies) * layout.enemy_size
-        place, shields = 1, layout.enemy_shields
+    place, shields = (2, layout.ally_shields) if k < layout.num_allies else (1, layout.enemy_shields)
+    base, (hp, shield) = base_of(layout, k), whole(layout, state, k)
     x, y = state[base + place] * layout.width, state[base + place + 1] * layout.height
-    shield = state[base + place + 2] * layout.max_shield[k] if shields else 0.0
-    return x, y, state[base] * layout.max_hp[k], shield
+    return x, y, state[base] * hp, state[base + place + 2] * shield if shields else 0.0
 
 
 @njit(cache=True, nogil=True)
 def pick_target(layout, state, legal, agent, weakest):
     """The legal target that is nearest or weakest, as an action; NO_OP if there is none."""
     x, y, _, _ = read_unit(layout, state, agent)
+    heals = is_healer(layout, state, agent)
     best, best_score = NO_OP, 0.0
     for action in range(FIRST_TARGET, legal.shape[0]):
         if not legal[action]:
             continue
-        other = action - FIRST_TARGET + (0 if layout.healer[agent] else layout.num_allies)
+        other = action - FIRST_TARGET + (0 if heals else layout.num_allies)
         other_x, other_y, hp, shield = read_unit(layout, state, other)
-        if layout.healer[agent]:
-            score = hp / layout.max_hp[other]
+        if heals:
+            score = hp / whole(layout, state, other)[0]
         elif weakest:
             score = hp + shield
         else:
@@ -133,7 +171,7 @@ def act_rows(layout, team, states, legals, actions, streams):
             else:
                 action = pick_target(layout, states[b], legal, agent, team == FOCUS)
                 if action == NO_OP:
-                    stays = team == HOLD or layout.healer[agent]
+                    stays = team == HOLD or is_healer(layout, states[b], agent)
                     action = STOP if stays else walk_to_enemies(layout, states[b], legal, agent)
                 actions[b, agent] = action
 
