@@ -11,6 +11,8 @@
     pool.watch(env, actions, info)                         # memories; draws anew where an episode has ended
     pool = Teammates(TeamGame(env), ["nearest,focus", "runs/pool/8m-*"], seed=1)     # a learner in several seats
 
+    python -m envs.pool runs/omg_pool pools                # keep checkpoints: pools/<map>/<algorithm>-<seed>
+
 Every member acts once for all games in which it sits, however many those are. Teammates play greedily. A member is a
 team as its script's `load_team` makes it (envs/roles.py). If that has `choose(seen, who) -> (M,)` for the M agents of
 `who` (B, N), it computes those alone; else it computes all games, and what is not needed is left.
@@ -18,7 +20,9 @@ team as its script's `load_team` makes it (envs/roles.py). If that has `choose(s
 
 from __future__ import annotations
 
+import argparse
 import glob
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +32,7 @@ import numpy as np
 import torch
 
 from envs import BATTLES
-from envs.checkpoints import Kept, read_spec
+from envs.checkpoints import Kept, read_checkpoint, read_spec, write_checkpoint
 from envs.errors import ConfigError
 from envs.roles import find_checkpoint, load_team
 from envs.team import TeamGame
@@ -42,15 +46,18 @@ class Member(NamedTuple):
     team: Any
 
 
+def is_member(folder: Path) -> bool:
+    """A run folder or a checkpoint."""
+    return (folder / "checkpoints").is_dir() or (folder / "spec.json").is_file()
+
+
 def find_members(pattern: str, env: Any) -> list[Path]:
-    """The run folders of this env behind a folder of runs, or a pattern of run folders such as runs/pool/8m-*."""
+    """The runs and checkpoints of this env in a folder, or those of a pattern such as pools/8m/qmix-*."""
     folders = sorted(Path(path) for path in glob.glob(pattern))
-    if len(folders) == 1 and not (folders[0] / "checkpoints").is_dir():
-        folders = sorted(folder.parent for folder in folders[0].glob("*/checkpoints"))
-    fits = []
-    for folder in folders:
-        if (folder / "checkpoints").is_dir() and read_spec(find_checkpoint(folder))["env_id"] == env.spec.env_id:
-            fits.append(folder)
+    if len(folders) == 1 and not is_member(folders[0]):
+        folders = sorted(folders[0].glob("*"))
+    members = [folder for folder in folders if is_member(folder)]
+    fits = [folder for folder in members if read_spec(find_checkpoint(folder))["env_id"] == env.spec.env_id]
     if not fits:
         where = f"in --teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
         raise ConfigError(f"there is no run of {env.spec.env_id} {where}")
@@ -269,3 +276,30 @@ class Teammates(MixedTeam):
         if self.switch_step:
             games = np.flatnonzero((env.t == self.switch_step) & ~info["done"])
             self.member[games] = np.where(self.is_learner[games], LEARNER, self.draw_members(games))
+
+
+def keep_checkpoints(runs: Path, pools: Path) -> list[Path]:
+    """The best checkpoint of each run in a folder, copied to pools/<map>/<algorithm>-<seed>."""
+    kept = []
+    for run in sorted(folder for folder in runs.glob("*") if (folder / "checkpoints").is_dir()):
+        weights, _, spec = read_checkpoint(find_checkpoint(run))
+        map_name, algorithm = spec["env_id"].removeprefix("smac-"), spec.get("algorithm") or Path(spec["script"]).stem
+        place = pools / map_name / f"{algorithm}-{spec['args'].get('seed')}"
+        if place in kept:
+            raise ConfigError(f"'{runs}' has two runs of {algorithm} on {map_name} with one seed, one of them '{run}'")
+        write_checkpoint(place, weights, None, spec)
+        kept.append(place)
+    if not kept:
+        raise ConfigError(f"there is no run in '{runs}'")
+    return kept
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m envs.pool", description=keep_checkpoints.__doc__)
+    parser.add_argument("runs", type=Path, help="folder with run folders, such as that of a sweep")
+    parser.add_argument("pools", type=Path, help="where the checkpoints go")
+    try:
+        print(*keep_checkpoints(**vars(parser.parse_args())), sep="\n")
+    except (ConfigError, OSError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -17,8 +17,8 @@ import pretrain_vae
 import qmix
 from envs import replay as replays
 from envs.episodes import Replay, RunningEpisodes
-from envs.pool import LEARNER, Pool, find_members, load_members, mixed_team
-from envs.roles import load_policy
+from envs.pool import LEARNER, Pool, find_members, keep_checkpoints, load_members, mixed_team
+from envs.roles import find_checkpoint, load_policy
 from envs.run import main
 from envs.team import TeamGame, make_env, play_team
 
@@ -128,6 +128,18 @@ def test_a_team_that_cannot_be_is_refused_in_one_line(teammates, team):
         Pool(TeamGame(env), members, 1, team=team, own="omg")
     with pytest.raises(envs.ConfigError, match="no run of smac-8m"):
         find_members(teammates, SimpleNamespace(spec=SimpleNamespace(env_id="smac-8m")))
+
+
+def test_kept_checkpoints_are_members(teammates, tmp_path):
+    kept = keep_checkpoints(Path(teammates), tmp_path)
+    assert [str(place.relative_to(tmp_path)) for place in kept] == ["3m/iql-1", "3m/iql-2", "3m/qmix-3"]
+    env = make_env("smac-3m", 2, 1)
+    assert find_members(f"{tmp_path}/3m", env) == kept and find_members(f"{tmp_path}/3m/iql-*", env) == kept[:2]
+    for before, after in zip(find_members(teammates, env), kept, strict=True):
+        there = find_checkpoint(before) / "weights.safetensors"
+        assert (after / "weights.safetensors").read_bytes() == there.read_bytes()
+    with pytest.raises(envs.ConfigError, match="no run in"):
+        keep_checkpoints(tmp_path, tmp_path / "more")
 
 
 def test_teammates_play_greedily_each_as_if_it_were_alone(teammates, priors):
