@@ -219,6 +219,8 @@ class Results:
         for name in run.cell.also:
             values = [value for _, _, value in curve(self.logs[run], name)]
             row[name] = float(np.mean(values)) if values else None
+            if name.startswith("eval/"):
+                row[f"final {name}"] = final_value(result, name)
         return row
 
     def runs_of(self, cell: Cell, finished: bool = True) -> list[Run]:
@@ -316,6 +318,10 @@ class Results:
         }
         thresholds = sorted({threshold for cell in cells for threshold in cell.thresholds})
         also = dict.fromkeys(name for cell in cells for name in cell.also)
+        evaluated = {}
+        for name in (name for name in also if name.startswith("eval/")):
+            evaluated[f"final `{name}`, mean"] = partial(self.mean, f"final {name}")
+            evaluated[f"final `{name}` minus the baseline's"] = partial(self.minus_baseline, f"final {name}")
         ends = {
             "final, greedy play": partial(self.mean, "greedy"),
             "final of the best checkpoint": partial(self.mean, "best"),
@@ -326,6 +332,7 @@ class Results:
             compared,
             {f"env steps to {value:g} (minutes; seeds)": partial(self.reached, value) for value in thresholds},
             {f"{metric} at {step:,} steps": partial(self.mean, f"at_{step}") for step in self.sweep.at_steps},
+            evaluated,
             {f"`{name}`, mean over training": partial(self.mean_over_training, name) for name in also},
             ends,
         ]

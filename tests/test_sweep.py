@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import fcntl
 import itertools
+import json
 import os
 import pty
 import re
@@ -625,11 +626,11 @@ also = ["charts/SPS", "hyper/size"]
 """
 
 
-def write_run(cell: str, seed: int, final: float, metrics: str) -> None:
+def write_run(cell: str, seed: int, final: float, metrics: str, **finals: float) -> None:
     """A finished run of toy.toml, made up: its final evaluation and its metrics.csv."""
     runs = sweep.make_runs(sweep.load(Path("toy.toml")), Path("runs"), [cell], [seed])
     runs[0].folder.mkdir(parents=True)
-    (runs[0].folder / "result.json").write_text(f'{{"finished": true, "eval": {{"return": {final}}}}}')
+    (runs[0].folder / "result.json").write_text(json.dumps({"finished": True, "eval": {"return": final} | finals}))
     (runs[0].folder / "metrics.csv").write_text(metrics)
 
 
@@ -671,6 +672,21 @@ def test_report_shows_means_over_training_and_differences(place):
     assert kl["plain", "1"] == pytest.approx(0.003) and kl["plain", "2"] == pytest.approx(0.005)
     assert kl["fast", "1"] == rows["plain", "1"]["hyper/size"] == ""
     assert [float(rows["fast", seed]["charts/SPS"]) for seed in "123"] == [2000, 4000, 6000]
+
+
+def test_further_scores_of_evaluations_have_their_final_values_compared(place):
+    Path("toy.toml").write_text(LOGGED.replace('"hyper/size"]', '"eval/mixed"]', 1))
+    metrics = "global_step,wall_time,losses/kl,hyper/size,charts/SPS,eval/return,eval/mixed\n100,1,1,1,1,1,0\n"
+    for cell, seed, mixed in (("plain", 1, 0.2), ("plain", 2, 0.6), ("hyper", 1, 0.3), ("hyper", 2, 0.9)):
+        write_run(cell, seed, 1.0, metrics, mixed=mixed)
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    table = """\
+| task | cell | final `eval/mixed`, mean | final `eval/mixed` minus the baseline's |
+| --- | --- | --- | --- |
+| toy | plain | 0.400 [0.200, 0.600] | - |
+| toy | hyper | 0.600 [0.300, 0.900] | +0.200 [+0.100, +0.300] |
+"""
+    assert table in Path("out/toy.md").read_text()
 
 
 def test_a_mean_over_training_is_of_all_seeds_or_of_none(place):
