@@ -136,7 +136,7 @@ class Args(RunArgs):
     """an LSTM over the episode with last actions and reward (off: the current step only)"""
     hyper_lr: Rate = 1e-4
     """the hypernetwork's learning rate at the start"""
-    smooth_coef: Weight = 0.1
+    smooth_coef: Weight = 0.01
     """alpha, weight of L_smooth: mean squared change of the generated weights from step to step, by their own square"""
     align_coef: Weight = 0.05
     """beta, weight of L_align: KL(policy by the target hypernetwork || policy)"""

@@ -6,10 +6,10 @@ Q-network is conditioned on it: Q(s, g, a). In updates a selector looks ahead in
 state whose embedding has the highest value for the learner (or the lowest); that is what the inference network aims at.
 The learner's seat and its teammates, frozen checkpoints of qmix.py, are drawn anew for each episode: docs/omg.md
 
-    python omg.py --teammates "runs/omg_pool/8m-qmix__*__[1-5]" --seed 1    # teammates of one run in each episode
-    python omg.py --teammates runs/omg_pool --team iql:4,qmix:3,omg:1       # of two runs, four seats and three
-    python omg.py --teammates runs/omg_pool --selector conservative         # the smallest value, not the largest
-    python omg.py --teammates runs/omg_pool --model none --see-actions      # IQL that sees its teammates' last actions
+    python omg.py --seed 1                                                  # among the QMIX teams 1 to 5 of pools/8m
+    python omg.py --teammates pools/8m --team iql:4,qmix:3,omg:1            # teammates of two teams, four seats and three
+    python omg.py --selector conservative                                   # the smallest value, not the largest
+    python omg.py --model none --see-actions                                # IQL that sees its teammates' last actions
     python omg.py --resume runs/smac-8m__omg__1__1700000000
 """
 
@@ -58,7 +58,7 @@ class Args(RunArgs):
     num_envs: Positive = 256
     """games played side by side"""
     teammates: str = ""
-    """folder with run folders to take teammates from, or a pattern of run folders (runs/pool/8m-qmix-*)"""
+    """folder of checkpoints or runs to take teammates from, or a pattern (empty: pools/<map>/qmix-[1-5])"""
     team: str = ""
     """seats of each algorithm, e.g. iql:4,qmix:3,omg:1; a run of each is drawn (empty: all teammates are of one run)"""
     test_teammates: str = ""

@@ -1,6 +1,6 @@
 """Several checkpoints in the seats of one team, and pools of frozen teammates that are drawn anew for each episode.
 
-    members = load_members(find_members("runs/omg_pool/8m-qmix__*__[1-5]", env), env, seed=1)
+    members = load_members(find_members("pools/8m/qmix-[1-5]", env), env, seed=1)
     pool = Pool(TeamGame(env), members, seed=1)            # every teammate of an episode is of one run
     pool = Pool(TeamGame(env), members, seed=1, team="iql:4,qmix:3,omg:1", own="omg")
     seen = game.observe()
@@ -34,7 +34,7 @@ import torch
 from envs import BATTLES
 from envs.checkpoints import Kept, read_checkpoint, read_spec, write_checkpoint
 from envs.errors import ConfigError
-from envs.roles import find_checkpoint, load_team
+from envs.roles import PROJECT, find_checkpoint, load_team
 from envs.team import TeamGame
 
 LEARNER = -1  # in place of the number of a member
@@ -52,7 +52,9 @@ def is_member(folder: Path) -> bool:
 
 
 def find_members(pattern: str, env: Any) -> list[Path]:
-    """The runs and checkpoints of this env in a folder, or those of a pattern such as pools/8m/qmix-*."""
+    """The runs and checkpoints of this env in a folder, or those of a pattern such as pools/8m/qmix-*. Empty: the QMIX
+    teams that come with the project."""
+    pattern = pattern or f"{PROJECT}/pools/{env.spec.env_id.removeprefix('smac-')}/qmix-[1-5]"
     folders = sorted(Path(path) for path in glob.glob(pattern))
     if len(folders) == 1 and not is_member(folders[0]):
         folders = sorted(folders[0].glob("*"))
@@ -220,6 +222,8 @@ def find_teammates(text: str, env: Any) -> list[str | Path]:
         raise ConfigError(f"--teammates are for battles only, not for {env.spec.env_id}")
     found: list[str | Path] = []
     for part in (part.strip() for part in text.split(",")):
+        if not part:
+            raise ConfigError(f"between the commas of teammates '{text}' there must be names")
         found += [part] if part in TEAMS else find_members(part, env)
     return found
 
