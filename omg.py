@@ -7,7 +7,7 @@ state whose embedding has the highest value for the learner (or the lowest); tha
 The learner's seat and its teammates, frozen checkpoints of qmix.py, are drawn anew for each episode: docs/omg.md
 
     python omg.py --seed 1                                                  # among the QMIX teams 1 to 5 of pools/8m
-    python omg.py --teammates pools/8m --team iql:4,qmix:3,omg:1            # teammates of two teams, four seats and three
+    python omg.py --teammates pools/8m --team iql:4,qmix:3,omg:1            # of two teams, four seats and three
     python omg.py --selector conservative                                   # the smallest value, not the largest
     python omg.py --model none --see-actions                                # IQL that sees its teammates' last actions
     python omg.py --resume runs/smac-8m__omg__1__1700000000

@@ -142,6 +142,17 @@ def test_kept_checkpoints_are_members(teammates, tmp_path):
         keep_checkpoints(tmp_path, tmp_path / "more")
 
 
+@pytest.mark.parametrize("map_name", sorted(path.name for path in Path("pools").glob("*/")))
+def test_the_pools_of_the_project_play(map_name):
+    """Each member loads and moves, training and test members are apart, and a strong one wins."""
+    env = make_env(f"smac-{map_name}", 4, 1)
+    trained, tested = find_members("", env), find_members(f"pools/{map_name}/*-10[1-3]", env)
+    assert trained and not {path.resolve() for path in trained} & {path.resolve() for path in tested}
+    assert {member.algorithm for member in load_members(tested, env, 1)} == {"qmix", "vdn", "iql"}
+    team = mixed_team([str(trained[0])], env, 1)
+    assert play_team(TeamGame(env), team)["win_rate"] == 1.0
+
+
 def test_teammates_play_greedily_each_as_if_it_were_alone(teammates, priors):
     """However games are grouped, and however much the learner explores, a member does what its own team would do."""
     it = make(teammates, priors, num_envs=6, model="none")
