@@ -184,8 +184,6 @@ def evaluate(args: Args, settings: dict) -> list[dict]:
     return [*rows, everybody]
 
 
-
-
 def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarray]:
     """What a run believes of seekers it only watches, beside exact Bayes on the rules, at M steps of players:
 
@@ -417,7 +415,7 @@ def print_table(rows: list[dict], hide: tuple[str, ...] = ()) -> None:
 
 def write_atomically(path: str, text: str) -> None:
     draft = Path(path + ".tmp")
-    draft.write_text(text)
+    draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
 
 
@@ -478,7 +476,7 @@ def write_rows(args: Args, settings: dict, rows: list[dict], **more) -> None:
         content = {"env_id": args.env_id, "settings": settings, "seed": args.seed, "greedy": args.greedy, "rows": rows}
         write_atomically(args.json, json.dumps(content | more, indent=2) + "\n")
     if args.csv:
-        with open(args.csv + ".tmp", "w", newline="") as file:
+        with open(args.csv + ".tmp", "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

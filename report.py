@@ -472,7 +472,7 @@ def write_results(folder: Path, first: list[str]) -> Path:
     parts = {path.stem: path for path in sorted(folder.glob("*.md"))}
     if unknown := [name for name in first if name not in parts]:
         raise ConfigError(f"no {folder / unknown[0]}.md; there are: {', '.join(parts) or 'none'}")
-    listed = (folder / "order.txt").read_text().split() if (folder / "order.txt").exists() else []
+    listed = (folder / "order.txt").read_text(encoding="utf-8").split() if (folder / "order.txt").exists() else []
     texts = [RESULTS_HEADER]
     for name in dict.fromkeys([*first, *(name for name in listed if name in parts), *parts]):
         text = parts[name].read_text(encoding="utf-8").strip()

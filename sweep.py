@@ -201,6 +201,8 @@ class SweepFile:
             self.data = tomllib.loads(text)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        except RecursionError:
+            raise ConfigError(f"{path} is no sweep: it is nested too deeply") from None
         except tomllib.TOMLDecodeError as error:
             at = re.search(r"line (\d+)", str(error))
             raise ConfigError(f"{path}:{at[1] if at else len(text.splitlines())}: not TOML: {error}") from None
@@ -493,7 +495,7 @@ class LocalEngine:
 
     def stop(self, hard: bool) -> None:
         for child in self.children.values():
-            child.kill() if hard else processes.ask_to_stop(child)
+            child.kill() if hard else system.ask_to_stop(child)
 
     def close(self) -> None:
         pass

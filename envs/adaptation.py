@@ -105,7 +105,7 @@ def find_best_responses(folder: str) -> dict[str, list[str]]:
     """Co-players -> finished runs below `folder` whose only learner sat in seat 1 among them."""
     found: dict[str, list[str]] = {}
     for path in sorted(Path(folder).rglob("args.json")):
-        roles = json.loads(path.read_text())["args"].get("roles", "").split(",")
+        roles = str(read_json(path, args=dict)["args"].get("roles")).split(",")
         if (path.parent / "result.json").is_file() and len(roles) > 1 and roles[0] in ("ppo", "hop"):
             found.setdefault(",".join(roles[1:]), []).append(str(path.parent))
     return found

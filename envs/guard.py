@@ -72,10 +72,10 @@ class Unheard:
             self.attempt(what, *(text.encode("ascii", "backslashreplace").decode() for text in args))
         except (OSError, ValueError, AttributeError):
             try:  # what is buffered goes nowhere too, or Python would complain at its end
-                with open(os.devnull, "w") as nowhere:
+                with open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), self.stream.fileno())
             except (OSError, ValueError, AttributeError):
-                self.stream = open(os.devnull, "w")
+                self.stream = open(os.devnull, "w", encoding="utf-8")
 
 
 def fail(error: BaseException | str, code: int = 2) -> int:

@@ -133,6 +133,15 @@ def test_one_agent_is_not_pooled(played, tmp_path):
     assert {seed for _, _, seed in played} == {args.seed}
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"args": 3}', b"\xff"])
+def test_a_damaged_run_among_the_best_responses_is_named(played, tmp_path, content):
+    [agent] = make_agents(tmp_path, "y")
+    best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9")
+    (tmp_path / "best/x9/args.json").write_bytes(content)
+    with pytest.raises(envs.ConfigError, match=r"best/x9/args.json' is damaged"):
+        table(evaluate.Args(adaptation=agent, runs=2, line_ups="ns,ns,ns", best_responses=best))
+
+
 def test_all_line_ups_or_those_asked_for(played, tmp_path):
     agent, stranger = make_agents(tmp_path, "x", "stranger")
 

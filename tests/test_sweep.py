@@ -163,6 +163,7 @@ def test_only_and_seeds_narrow(place, capsys, words, expected):
         ),
         ('name = "toy"', 'name = "a/b"', 'toy.toml:1: "name" may hold'),
         ("[fixed]", "[fixed", "toy.toml:8: not TOML"),
+        ('name = "toy"', "name = " + "[" * 10_000, "toy.toml is no sweep: it is nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(place, old, new, message):
