@@ -41,6 +41,7 @@ Share = Annotated[float, Range(0, 1), tyro.conf.arg(metavar="0..1")]
 Weight = Annotated[float, Range(0, 10**6), tyro.conf.arg(metavar="0..1e6")]
 Rate = Annotated[float, Range(0, 10), tyro.conf.arg(metavar="0..10")]
 
+UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # no file can be called so: a zero, bytes that are no UTF-8
 KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
 
 
@@ -108,7 +109,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if hint is str:
-        return isinstance(value, str) and "\0" not in value  # no path has that
+        return isinstance(value, str) and not UNWRITABLE.search(value)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 

@@ -7,6 +7,7 @@ a full disk, too little memory, a pipe that nobody reads any more.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 import envs
 from envs import system
 from envs.errors import ConfigError
+
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)  # what no machine takes for a path: a wrong setting
 
 
 class Stop(BaseException):
@@ -97,7 +100,7 @@ def guarded(work: Callable[[StopSignals], int | None]) -> int:
     except ConfigError as error:
         return fail(error)
     except OSError as error:
-        return fail(error, 1)
+        return fail(error, 2 if error.errno in NO_PATH else 1)
     except MemoryError as error:
         return fail(f"not enough memory: {error}", 1)
     except RuntimeError as error:

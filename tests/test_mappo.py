@@ -493,6 +493,18 @@ def test_what_teammates_do_is_in_no_loss(variant):
     assert loss_and_gradient(garbage)[0] != loss
 
 
+@pytest.mark.parametrize("variant", ["mappo", "joint", "local", "id"])
+def test_an_update_in_which_none_of_the_learner_s_is_left(variant):
+    """They fell, and the teammates fight on: the critic learns, and no weight becomes NaN."""
+    args, game, agent = make(**VARIANTS[variant], num_steps=16)
+    batch, memory = make_batch(args, game, agent, teammates=Teammates(game, ["nearest"], seed=3))
+    batch["learner"][:] = False
+    acted = batch["alive"] & batch["learner"]
+    batch["advantages"] = mh.normalise(batch["returns"], acted).expand_as(acted).contiguous()
+    after = learn(args, agent, batch, memory)
+    assert all(torch.isfinite(x).all() for x in after.values()) and not same(after, agent.state_dict())
+
+
 def test_seats_and_teammates_are_drawn_fairly_and_switch_when_said():
     env = envs.make("smac-3s5z", num_envs=3000, seed=1)
     pool = Teammates(TeamGame(env), ["nearest,focus", "hold,random"], seed=5)

@@ -925,6 +925,8 @@ def test_no_file_is_left_open(finished):
         (["--gama", "1"], "--gama"),
         (["stray"], "stray"),
         (["--track=perhaps"], "--track must be True or False, not 'perhaps'"),
+        (["--run-dir", "a\udcffb"], "--run-dir must be text, not 'a\\udcffb'"),
+        (["--resume", "a" * 300], "File name too long"),
     ],
 )
 def test_wrong_settings_are_one_line(fake, capsys, argv, words, tmp_path, monkeypatch):
@@ -932,6 +934,13 @@ def test_wrong_settings_are_one_line(fake, capsys, argv, words, tmp_path, monkey
     code, text = here(fake, argv, capsys)
     assert code == 2 and text.startswith("error: ") and text.count("\n") == 1 and words in text, text
     assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_that_is_no_path_leaves_no_run(fake, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = here(fake, ["--data", "a" * 300], capsys)
+    assert code == 2 and text.startswith("error: ") and text.count("\n") == 1 and "File name too long" in text, text
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_wrong_settings_are_one_line_where_boxes_are_of_hyphens(fake, monkeypatch):
