@@ -132,8 +132,9 @@ def parse_settings(pairs: tuple[str, ...]) -> dict:
         name, _, value = pair.partition("=")
         try:
             settings[name] = json.loads(value)
-        except ValueError as error:
-            raise envs.ConfigError(f"--set {pair} must be name=value, with a number, true, false or null") from error
+        except (ValueError, RecursionError) as error:
+            wanted = "must be name=value, with a number, true, false or null"
+            raise envs.ConfigError(f"--set {pair:.80} {wanted}") from error
         if isinstance(settings[name], list):
             settings[name] = tuple(settings[name])
     return settings

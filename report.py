@@ -57,7 +57,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
         with open(folder / "metrics.csv", encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.DictReader(line.replace("\0", "") for line in file):
                 rows.append({name: value for name, text in row.items() if (value := number(text)) is not None})
-    except OSError:
+    except (OSError, csv.Error):
         pass
     return rows
 

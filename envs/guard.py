@@ -16,7 +16,7 @@ from typing import Any
 
 import envs
 from envs import system
-from envs.errors import ConfigError
+from envs.errors import ConfigError, short
 
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)  # what no machine takes for a path: a wrong setting
 
@@ -101,6 +101,8 @@ def guarded(work: Callable[[StopSignals], int | None]) -> int:
         return fail(error)
     except OSError as error:
         return fail(error, 2 if error.errno in NO_PATH else 1)
+    except UnicodeEncodeError as error:
+        return fail(f"{short(error.object)} is no text, and no name of a file: {error.reason}")
     except MemoryError as error:
         return fail(f"not enough memory: {error}", 1)
     except RuntimeError as error:

@@ -19,6 +19,7 @@ team as its script's `load_team` makes it (envs/roles.py). If that has `choose(s
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -52,7 +53,7 @@ def find_members(pattern: str, env: Any) -> list[Path]:
         if (folder / "checkpoints").is_dir() and read_spec(find_checkpoint(folder))["env_id"] == env.spec.env_id:
             fits.append(folder)
     if not fits:
-        where = f"in --teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
+        where = f"behind the teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
         raise ConfigError(f"there is no run of {env.spec.env_id} {where}")
     return fits
 
@@ -81,7 +82,7 @@ def load_member(role: str | Path, env: Any, seed: int, greedy: bool = True) -> M
 
     if str(role) in TEAMS:
         return Member(str(role), str(role), RuleTeam(str(role), env, seed))
-    if not Path(role).exists():
+    if not str(role) or not Path(role).exists():
         raise ConfigError(f"unknown team '{role}'; valid are {', '.join(TEAMS)}, or the path of a run folder")
     spec = read_spec(find_checkpoint(role))
     algorithm = str(spec.get("algorithm") or Path(spec["script"]).stem)
@@ -240,9 +241,9 @@ class Teammates(MixedTeam):
 
     def refuse(self, test: str) -> None:
         """Teammates of a test must not be among these."""
-        known = {member.name for member in self.members}
+        known = {os.path.realpath(member.name) for member in self.members}
         for role in find_teammates(test, self.game.env) if test else ():
-            if str(role) in known:
+            if os.path.realpath(role) in known:  # however it is spelled
                 raise ConfigError(f"--test-teammates has {role}, which is trained with")
 
     @property

@@ -41,7 +41,7 @@ import train_world_model
 from envs import checkpoints, metrics, system
 from envs import run as run_module
 from envs.errors import ConfigError
-from envs.guard import Unheard
+from envs.guard import Unheard, guarded
 from envs.run import Range, load_script, main, parse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -934,6 +934,12 @@ def test_wrong_settings_are_one_line(fake, capsys, argv, words, tmp_path, monkey
     code, text = here(fake, argv, capsys)
     assert code == 2 and text.startswith("error: ") and text.count("\n") == 1 and words in text, text
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_no_text_is_one_line(capsys):
+    """On the command line of a script without settings of a type, as sweep.py."""
+    assert guarded(lambda _: "a\udcffb".encode()) == 2
+    assert capsys.readouterr().err == "error: 'a\\udcffb' is no text, and no name of a file: surrogates not allowed\n"
 
 
 def test_a_setting_that_is_no_path_leaves_no_run(fake, capsys, tmp_path, monkeypatch):

@@ -445,6 +445,13 @@ def test_a_system_without_fcntl_sighup_and_fork(place):
     assert sorted(path.read_text().count("$ python") for path in Path("runs/toy").glob("*/log.txt")) == [1, 2]
 
 
+def test_damaged_files_of_a_run_are_as_if_they_were_missing(tmp_path):
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    (tmp_path / "metrics.csv").write_text("global_step\n" + "x" * 200_000)
+    assert sweep.read_json(tmp_path / "result.json") == {}
+    assert report.read_metrics(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["sweep.py", "sweep_ray.py", "report.py"])
 def test_what_one_system_only_has_stands_elsewhere(name):
     assert not re.findall(r"fcntl|msvcrt|SIGHUP|SIGBREAK|pass_fds|preexec_fn|prctl|os\.name", (ROOT / name).read_text())
