@@ -132,8 +132,9 @@ def parse_settings(pairs: tuple[str, ...]) -> dict:
         name, _, value = pair.partition("=")
         try:
             settings[name] = json.loads(value)
-        except ValueError as error:
-            raise envs.ConfigError(f"--set {pair} must be name=value, with a number, true, false or null") from error
+        except (ValueError, RecursionError) as error:
+            wanted = "must be name=value, with a number, true, false or null"
+            raise envs.ConfigError(f"--set {pair:.80} {wanted}") from error
         if isinstance(settings[name], list):
             settings[name] = tuple(settings[name])
     return settings
@@ -182,8 +183,6 @@ def evaluate(args: Args, settings: dict) -> list[dict]:
     everybody = summarise({"seat": "mean", "role": "everybody"}, returns, taken, lengths, kinds)
     everybody["nothing_rate"] = float(np.mean([row["nothing_rate"] for row in rows]))
     return [*rows, everybody]
-
-
 
 
 def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarray]:
@@ -417,7 +416,7 @@ def print_table(rows: list[dict], hide: tuple[str, ...] = ()) -> None:
 
 def write_atomically(path: str, text: str) -> None:
     draft = Path(path + ".tmp")
-    draft.write_text(text)
+    draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
 
 
@@ -478,7 +477,7 @@ def write_rows(args: Args, settings: dict, rows: list[dict], **more) -> None:
         content = {"env_id": args.env_id, "settings": settings, "seed": args.seed, "greedy": args.greedy, "rows": rows}
         write_atomically(args.json, json.dumps(content | more, indent=2) + "\n")
     if args.csv:
-        with open(args.csv + ".tmp", "w", newline="") as file:
+        with open(args.csv + ".tmp", "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)

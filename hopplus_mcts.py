@@ -752,7 +752,7 @@ def train(args: Args, run: Run) -> None:
     if run.resumed:
         models = GoalModels(run.spec["model_sizes"])
     else:
-        wanted = run.facts.get("goal_models", args.vae_ckpt)  # of a run that was killed before its first save
+        wanted = str(run.facts.get("goal_models", args.vae_ckpt))  # of a run that was killed before its first save
         folder, models = pretrain_vae.prepare(wanted, args.env_id, args.goal_mode, args.seed)
         run.record(goal_models=str(folder.resolve()))
     nets = make_nets(args, game, models, init_seed).to(run.device)

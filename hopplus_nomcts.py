@@ -733,11 +733,11 @@ def train(args: Args, run: Run) -> None:
             selfish = envs.game(args.env_id, max_block_comp=args.max_block_comp)  # as the world model learns rewards
             world_model = train_world_model.make_model(run.spec["world_sizes"], selfish)
     else:
-        wanted = run.facts.get("goal_models", args.vae_ckpt)  # of a run that was killed before its first save
+        wanted = str(run.facts.get("goal_models", args.vae_ckpt))  # of a run that was killed before its first save
         folder, models = pretrain_vae.prepare(wanted, args.env_id, args.goal_mode, args.seed)
         run.record(goal_models=str(folder.resolve()))
         if learns_world:
-            wanted = run.facts.get("world_model", args.world_ckpt)
+            wanted = str(run.facts.get("world_model", args.world_ckpt))
             folder, world_model = train_world_model.prepare(wanted, args.env_id, args.seed)
             run.record(world_model=str(folder.resolve()))
     nets = make_nets(args, game, models, world_model, init_seed).to(run.device)

@@ -307,7 +307,7 @@ class Hypernetwork(nn.Module):
     def change(self, k: int, x: torch.Tensor, y: torch.Tensor, generated: torch.Tensor) -> torch.Tensor:
         """What layer k, which makes y of x, makes of it when it is changed as generated; all (R, ...)."""
         if k not in self.changed:
-            return (y.view(len(y), self.NUM_SCALES, -1) * (1 + generated[..., None])).view_as(y)
+            return (y.unflatten(1, (self.NUM_SCALES, -1)) * (1 + generated[..., None])).view_as(y)
         low = self.factors[str(k)](x) if str(k) in self.factors else x
         low = F.pad(low, (0, 1), value=1.0)  # a one for the bias
         generated = generated.unflatten(1, (self.ranks[k] + 1, -1))  # (R, rank and bias, columns)
@@ -667,7 +667,8 @@ def normalise(advantages: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
     """advantages (T, B, V) with mean 0 and deviation 1 over those who were there to act, alive (T, B, N)."""
     acted = advantages.expand_as(alive)[alive]
     spread = acted.std() if len(acted) > 1 else 1.0  # of a single one there is none
-    return (advantages - acted.mean()) / (spread + 1e-8)
+    centre = acted.mean() if len(acted) else 0.0  # among teammates all of the learner's may have fallen
+    return (advantages - centre) / (spread + 1e-8)
 
 
 def mean_square(codes: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
@@ -714,7 +715,7 @@ def ppo_loss(args: Args, agent: Agent, batch: Tensors, starts: Tensors, view: Vi
         stats["losses/clipfrac"] = mean(((ratio - 1).abs() > args.clip_coef).float())
     if codes is not None:
         # L_smooth: how much the generated weights change from one step to the next of an episode, by their own size
-        first, output = rows.sizes[0], agent.hyper.output_weight()
+        first, output = len(rows.start), agent.hyper.output_weight()
         size = mean(mean_square(codes, output))
         smooth = mean(mean_square(codes[first:] - rows.before(codes), output), first) / (size + 1e-12)
         align = mean(kl_between(rows.take(batch["reference"]), policy, continuous))

@@ -638,7 +638,7 @@ def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | Non
     """The prior VAE asked for, or one learned now from play of the teammates; its folder is recorded."""
     if args.model != "omg":
         return None
-    folder = args.vae_ckpt or run.facts.get("prior")
+    folder = args.vae_ckpt or str(run.facts.get("prior", ""))
     if not folder:
         print("learning the prior VAE from play of the teammates", flush=True)
         lineups = (*map(str, members), "random")  # what the learner meets while it plays badly

@@ -530,7 +530,7 @@ def evaluate(models: GoalModels, batch: dict[str, Tensor], ceiling: dict[str, np
 def write_evaluation(stem: Path, result: dict[str, dict], names: tuple[str, ...]) -> None:
     """<stem>.csv: one row per mode and action; <stem>.npz: all numbers and confusion matrices."""
     best = result["ceiling"]["recall"] if "ceiling" in result else np.full(len(names), np.nan)
-    with open(f"{stem}.csv", "w", newline="") as file:
+    with open(f"{stem}.csv", "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["goal", "action", "count", "ratio", "precision", "recall", "f1", "perfect_recall"])
         for mode in ("known", "hidden"):

@@ -57,7 +57,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
         with open(folder / "metrics.csv", encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.DictReader(line.replace("\0", "") for line in file):
                 rows.append({name: value for name, text in row.items() if (value := number(text)) is not None})
-    except OSError:
+    except (OSError, csv.Error):
         pass
     return rows
 
@@ -479,7 +479,7 @@ def write_results(folder: Path, first: list[str]) -> Path:
     parts = {path.stem: path for path in sorted(folder.glob("*.md"))}
     if unknown := [name for name in first if name not in parts]:
         raise ConfigError(f"no {folder / unknown[0]}.md; there are: {', '.join(parts) or 'none'}")
-    listed = (folder / "order.txt").read_text().split() if (folder / "order.txt").exists() else []
+    listed = (folder / "order.txt").read_text(encoding="utf-8").split() if (folder / "order.txt").exists() else []
     texts = [RESULTS_HEADER]
     for name in dict.fromkeys([*first, *(name for name in listed if name in parts), *parts]):
         text = parts[name].read_text(encoding="utf-8").strip()

@@ -16,6 +16,7 @@ write a sweep, and what each figure of a report means: docs/sweeps.md.
 
 import argparse
 import ast
+import contextlib
 import csv
 import difflib
 import fnmatch
@@ -201,6 +202,8 @@ class SweepFile:
             self.data = tomllib.loads(text)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        except RecursionError:
+            raise ConfigError(f"{path} is no sweep: it is nested too deeply") from None
         except tomllib.TOMLDecodeError as error:
             at = re.search(r"line (\d+)", str(error))
             raise ConfigError(f"{path}:{at[1] if at else len(text.splitlines())}: not TOML: {error}") from None
@@ -331,7 +334,7 @@ def read_json(path: Path) -> dict:
     """What a JSON file holds; nothing if it is missing, empty or broken."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 
@@ -407,7 +410,7 @@ class Run:
             names, values = csv.reader([header.decode(), last.decode()])
             row = dict(zip(names, values, strict=True))
             return int(float(row["global_step"])), row.get("charts/episodic_return") or "?"
-        except (OSError, ValueError, KeyError):  # there is none yet
+        except (OSError, ValueError, KeyError, csv.Error):  # there is none yet
             return 0, "?"
 
     def last_lines(self, count: int = 10) -> list[str]:
@@ -463,7 +466,7 @@ def check_columns(sweep: Sweep, runs: list[Run]) -> None:
     known: set[str] = set()
     for path in (run.folder / "metrics.csv" for run in runs):
         if path.is_file():
-            with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            with open(path, encoding="utf-8", errors="replace", newline="") as file, contextlib.suppress(csv.Error):
                 known |= set(next(csv.reader(file), []))
     for name in [sweep.metric, *(name for cell in sweep.cells for name in cell.also)]:
         if known and name not in known:
@@ -493,7 +496,7 @@ class LocalEngine:
 
     def stop(self, hard: bool) -> None:
         for child in self.children.values():
-            child.kill() if hard else processes.ask_to_stop(child)
+            child.kill() if hard else system.ask_to_stop(child)
 
     def close(self) -> None:
         pass

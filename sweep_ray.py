@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs import processes
+from envs import processes, system
 from envs.errors import ConfigError
 
 LOST = "lost"  # instead of an exit code
@@ -72,7 +72,7 @@ class Worker:
         write_files(self.folder, files)
         for entry in Path.cwd().iterdir():  # the code as it was shipped
             if not (work / entry.name).exists():
-                (work / entry.name).symlink_to(entry)
+                system.link(entry, work / entry.name)
         self.sent = self.stamp()
         self.child = processes.start(command, work, self.folder / "log.txt")
         return processes.machine()
@@ -103,7 +103,7 @@ class Worker:
         return None, files
 
     def stop(self) -> None:
-        processes.ask_to_stop(self.child)
+        system.ask_to_stop(self.child)
 
 
 @dataclass

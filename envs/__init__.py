@@ -32,6 +32,8 @@ def _end_imports_quietly() -> None:
     before = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        while trace and trace.tb_next and "runpy" in trace.tb_frame.f_code.co_filename:  # python -m
+            trace = trace.tb_next
         code = trace.tb_next.tb_frame.f_code if trace and trace.tb_next else None  # below the program itself
         importing = code and (code.co_name == "<module>" or "importlib" in code.co_filename)
         if importing and issubclass(kind, KeyboardInterrupt):

@@ -104,8 +104,10 @@ def algorithm_of(agents: list[str]) -> str:
 def find_best_responses(folder: str) -> dict[str, list[str]]:
     """Co-players -> finished runs below `folder` whose only learner sat in seat 1 among them."""
     found: dict[str, list[str]] = {}
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--best-responses {folder}: there is no such folder; give one with runs, or a table (.csv)")
     for path in sorted(Path(folder).rglob("args.json")):
-        roles = json.loads(path.read_text())["args"].get("roles", "").split(",")
+        roles = str(read_json(path, args=dict)["args"].get("roles")).split(",")
         if (path.parent / "result.json").is_file() and len(roles) > 1 and roles[0] in ("ppo", "hop"):
             found.setdefault(",".join(roles[1:]), []).append(str(path.parent))
     return found
@@ -119,7 +121,7 @@ def read_best_responses(path: str) -> dict[str, dict]:
         rows = [row for row in csv.DictReader(file) if row.get("player 1") == "best response"]
     try:
         return {row["among"]: read_row(row) for row in rows if row.get("agent", "all") == "all"}
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"--best-responses {path} is no table of adaptation: {error}") from None
 
 

@@ -41,6 +41,7 @@ Share = Annotated[float, Range(0, 1), tyro.conf.arg(metavar="0..1")]
 Weight = Annotated[float, Range(0, 10**6), tyro.conf.arg(metavar="0..1e6")]
 Rate = Annotated[float, Range(0, 10), tyro.conf.arg(metavar="0..10")]
 
+UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # no file can be called so: a zero, bytes that are no UTF-8
 KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
 
 
@@ -71,10 +72,12 @@ def spell_flag(word: str, hints: dict[str, Any]) -> str:
 
 
 def unbox(text: str, hints: dict[str, Any]) -> str:
-    """tyro's box of lines as one line."""
-    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
-    rule = next((k for k, line in enumerate(lines) if line.startswith("──")), len(lines))
-    message = " ".join(lines[:rule]) or " ".join(text.split())
+    """tyro's box of lines as one line: what stands below its title. A box is drawn by frames where the output is UTF-8,
+    else, as often on Windows, by rules of hyphens."""
+    lines = [line.strip("│ ") for line in text.splitlines()]
+    rules = [k for k, line in enumerate(lines) if re.fullmatch(r"[╭╰].*|[─-]{4,}", line)]
+    inside = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
+    message = " ".join(" ".join(inside).split())
     wrong = re.search(r"Error parsing --([\w-]+):.*'(.*)'", message)
     if wrong and wrong[1].replace("-", "_") in hints:
         return f"--{wrong[1]} must be {described(hints[wrong[1].replace('-', '_')])}, not '{wrong[2]}'"
@@ -105,6 +108,8 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, one) for one in parts)
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is str:
+        return isinstance(value, str) and not UNWRITABLE.search(value)
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 

@@ -7,6 +7,7 @@ a full disk, too little memory, a pipe that nobody reads any more.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 
 import envs
 from envs import system
-from envs.errors import ConfigError
+from envs.errors import ConfigError, short
+
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)  # what no machine takes for a path: a wrong setting
 
 
 class Stop(BaseException):
@@ -72,10 +75,10 @@ class Unheard:
             self.attempt(what, *(text.encode("ascii", "backslashreplace").decode() for text in args))
         except (OSError, ValueError, AttributeError):
             try:  # what is buffered goes nowhere too, or Python would complain at its end
-                with open(os.devnull, "w") as nowhere:
+                with open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), self.stream.fileno())
             except (OSError, ValueError, AttributeError):
-                self.stream = open(os.devnull, "w")
+                self.stream = open(os.devnull, "w", encoding="utf-8")
 
 
 def fail(error: BaseException | str, code: int = 2) -> int:
@@ -97,7 +100,9 @@ def guarded(work: Callable[[StopSignals], int | None]) -> int:
     except ConfigError as error:
         return fail(error)
     except OSError as error:
-        return fail(error, 1)
+        return fail(error, 2 if error.errno in NO_PATH else 1)
+    except UnicodeEncodeError as error:
+        return fail(f"{short(error.object)} is no text, and no name of a file: {error.reason}")
     except MemoryError as error:
         return fail(f"not enough memory: {error}", 1)
     except RuntimeError as error:

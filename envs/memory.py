@@ -125,7 +125,8 @@ class Sequences:
         among = np.flatnonzero(picked[self.chunk])
         lengths, first_row = self.lengths[among], self.first_row[among]
         sizes = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left").tolist() if len(among) else []
-        place = np.concatenate([first_row[:size] + step * self.stride for step, size in enumerate(sizes)])
+        steps = (first_row[:size] + step * self.stride for step, size in enumerate(sizes))
+        place = np.concatenate([first_row[:0], *steps])  # there may be nobody
         rows, start, carried = tensors(self.device, place, self.start[among], self.carried[among])
         return Rows(rows, sizes, start, carried)
 

@@ -130,7 +130,7 @@ def since(start: tuple[float, float]) -> tuple[float, float]:
 
 
 def write_metrics(path: Path, history: list[dict[str, float]]) -> None:
-    with open(path, "w", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(history[0]))
         writer.writeheader()
         writer.writerows(history)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -54,14 +55,14 @@ def is_member(folder: Path) -> bool:
 def find_members(pattern: str, env: Any) -> list[Path]:
     """The runs and checkpoints of this env in a folder, or those of a pattern such as pools/8m/qmix-*. Empty: the QMIX
     teams that come with the project."""
-    pattern = pattern or f"{PROJECT}/pools/{env.spec.env_id.removeprefix('smac-')}/qmix-[1-5]"
+    pattern = pattern or f"{glob.escape(str(PROJECT))}/pools/{env.spec.env_id.removeprefix('smac-')}/qmix-[1-5]"
     folders = sorted(Path(path) for path in glob.glob(pattern))
     if len(folders) == 1 and not is_member(folders[0]):
         folders = sorted(folders[0].glob("*"))
     members = [folder for folder in folders if is_member(folder)]
     fits = [folder for folder in members if read_spec(find_checkpoint(folder))["env_id"] == env.spec.env_id]
     if not fits:
-        where = f"in --teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
+        where = f"behind the teammates '{pattern}'; `python sweep.py run experiments/omg_pool.toml` trains some"
         raise ConfigError(f"there is no run of {env.spec.env_id} {where}")
     return fits
 
@@ -90,7 +91,7 @@ def load_member(role: str | Path, env: Any, seed: int, greedy: bool = True) -> M
 
     if str(role) in TEAMS:
         return Member(str(role), str(role), RuleTeam(str(role), env, seed))
-    if not Path(role).exists():
+    if not str(role) or not Path(role).exists():
         raise ConfigError(f"unknown team '{role}'; valid are {', '.join(TEAMS)}, or the path of a run folder")
     spec = read_spec(find_checkpoint(role))
     algorithm = str(spec.get("algorithm") or Path(spec["script"]).stem)
@@ -251,9 +252,9 @@ class Teammates(MixedTeam):
 
     def refuse(self, test: str) -> None:
         """Teammates of a test must not be among these."""
-        known = {member.name for member in self.members}
+        known = {os.path.realpath(member.name) for member in self.members}
         for role in find_teammates(test, self.game.env) if test else ():
-            if str(role) in known:
+            if os.path.realpath(role) in known:  # however it is spelled
                 raise ConfigError(f"--test-teammates has {role}, which is trained with")
 
     @property

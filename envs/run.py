@@ -47,7 +47,7 @@ from envs.devices import Device, find_device
 from envs.errors import ConfigError
 from envs.folders import RunFolder, follow_paths, new_folder, old_folder
 from envs.grid import EnvSpec, GridGame
-from envs.guard import Stop, StopSignals, fail, guarded
+from envs.guard import NO_PATH, Stop, StopSignals, fail, guarded
 from envs.metrics import Metrics, draw_curve
 
 __all__ = ["ConfigError", "Count", "Positive", "Range", "Rate", "Run", "RunArgs", "Share", "Weight", "Whole",
@@ -139,6 +139,9 @@ def main(args_class: type[RunArgs], train: Callable[[Any, Run], None], argv: lis
             print(f"stopped after step {run.steps_done}: {error}; {run.kept()}", file=sys.stderr)
             return 1
         except OSError as error:
+            if error.errno in NO_PATH:
+                run.forget()
+                raise
             return fail(f"{error}; {run.kept()}", 1)
         finally:
             run.close()

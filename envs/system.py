@@ -1,4 +1,4 @@
-"""What differs between Linux, macOS and Windows: locks, stop signals, and files that somebody else has open.
+"""What differs between Linux, macOS and Windows: locks, stop signals, children, and files that somebody else has open.
 
 Everything that only one of them has stands here and nowhere else, and every change that the recorder makes to a disk
 goes through `make_folder`, `write_file`, `append_file`, `move` and `remove`.
@@ -6,10 +6,12 @@ goes through `make_folder`, `write_file`, `append_file`, `move` and `remove`.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +31,8 @@ STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 IN_USE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTEMPTY)  # Windows, while somebody reads a file or its folder
 PATIENCE = 10.0 if os.name == "nt" else 0.2  # seconds: elsewhere these errors hardly ever pass
 PAUSE = 0.05
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
+WINDOWS = hasattr(signal, "CTRL_BREAK_EVENT")
 
 
 def patiently(work: Callable[[], None]) -> None:
@@ -131,3 +135,30 @@ def lock(path: Path) -> IO[bytes] | None:
         except FileNotFoundError:
             pass
         file.close()  # whoever held it before has removed the file since
+
+
+def child_options() -> dict:
+    """Of Popen, for a child that hears no Ctrl-C (its parent does, and passes it on) and that, on Linux, is asked to
+    stop when its parent dies. Elsewhere it goes on alone, and the lock of its run folder says so."""
+    if WINDOWS:
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}  # type: ignore[attr-defined]
+    if sys.platform != "linux":
+        return {"start_new_session": True}
+    prctl = ctypes.CDLL(None).prctl
+    return {"start_new_session": True, "preexec_fn": lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM)}
+
+
+def ask_to_stop(child: subprocess.Popen) -> None:
+    """The child saves and ends. On Windows `terminate` kills at once, but a Ctrl-Break is heard."""
+    if WINDOWS:
+        child.send_signal(signal.CTRL_BREAK_EVENT)  # type: ignore[attr-defined]
+    else:
+        child.terminate()
+
+
+def link(source: Path, name: Path) -> None:
+    """Another name for a file or folder; a copy where the system allows no links, as Windows seldom does."""
+    try:
+        name.symlink_to(source)
+    except OSError:
+        shutil.copytree(source, name) if source.is_dir() else shutil.copy(source, name)

@@ -256,6 +256,16 @@ def test_save_and_restore_is_exact(name):
         envs.make("smac-3m", num_envs=3).set_state(saved)
 
 
+@pytest.mark.parametrize("name", ["vx", "next_vy", "wish_x", "goal_y", "heal_left"])
+def test_speeds_and_goals_beyond_all_bounds_are_no_state(name):
+    """They are finite and no index, but a battle with them would come to NaN."""
+    env = envs.make("smac-random-5v5-terran", num_envs=2)
+    saved = env.get_state()
+    saved[f"unit_{name}"][1, 2] = 1e300
+    with pytest.raises(envs.ConfigError, match=rf"unit_{name} of battle 1 is 1e\+300, not from"):
+        env.set_state(saved)
+
+
 def test_illegal_actions_are_stop_and_counted():
     env, stopping = envs.make("smac-3m", num_envs=2), envs.make("smac-3m", num_envs=2)
     env.step([[6, 0, 4], [1, 1, 1]])  # nobody in reach; no-op alive; a legal move

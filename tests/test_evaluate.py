@@ -112,6 +112,14 @@ def test_best_responses_of_an_earlier_table(played, tmp_path, capsys):
     assert ("nh,nh,nh", "best response") not in rows and np.isnan(float(rows["nh,nh,nh", "HOP+"]["share of best"]))
     with pytest.raises(envs.ConfigError, match="no such table"):
         evaluate.main(evaluate.Args(adaptation=agents[0], best_responses=str(tmp_path / "c.csv"), **common))
+    (tmp_path / "d.csv").write_text("among,player 1,returns,runs\nx,best response,3,3\n")
+    with pytest.raises(envs.ConfigError, match="no table of adaptation"):
+        evaluate.main(evaluate.Args(adaptation=agents[0], best_responses=str(tmp_path / "d.csv"), **common))
+
+
+def test_settings_nested_without_end_are_one_line():
+    with pytest.raises(envs.ConfigError, match=r"^--set horizon=\[+ must be name=value"):
+        evaluate.parse_settings(("horizon=" + "[" * 100_000,))
 
 
 def test_two_agents_are_too_few_for_an_interval_over_agents(played, tmp_path):
@@ -131,6 +139,17 @@ def test_one_agent_is_not_pooled(played, tmp_path):
     assert [row["player 1"] for row in rows] == ["HOP+", "HOP+, raw policy", "best response"]
     assert [(row["agents"], row["runs"], row["ci95 over"]) for row in rows] == [(1, 2, "runs")] * 2 + [(3, 6, "runs")]
     assert {seed for _, _, seed in played} == {args.seed}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"args": 3}', b"\xff"])
+def test_a_damaged_run_among_the_best_responses_is_named(played, tmp_path, content):
+    [agent] = make_agents(tmp_path, "y")
+    best = best_responses(tmp_path, "ppo,ns,ns,ns", "x9")
+    (tmp_path / "best/x9/args.json").write_bytes(content)
+    with pytest.raises(envs.ConfigError, match=r"best/x9/args.json' is damaged"):
+        table(evaluate.Args(adaptation=agent, runs=2, line_ups="ns,ns,ns", best_responses=best))
+    with pytest.raises(envs.ConfigError, match="there is no such folder"):
+        table(evaluate.Args(adaptation=agent, runs=2, line_ups="ns,ns,ns", best_responses=f"{best}/none"))
 
 
 def test_all_line_ups_or_those_asked_for(played, tmp_path):

@@ -726,6 +726,16 @@ def test_a_ctrl_c_that_a_library_swallows_in_its_imports(script, tmp_path):
     assert (ended.returncode, ended.stdout, ended.stderr) == expected
 
 
+@pytest.mark.parametrize("how", [["program.py"], ["-m", "program"]])
+def test_ctrl_c_in_the_imports_of_a_program(how, tmp_path):
+    """Whether it is started as a file or as a module, as envs.play is."""
+    (tmp_path / "program.py").write_text("import envs\nimport library\n")
+    (tmp_path / "library.py").write_text("raise KeyboardInterrupt")
+    where = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, *how], capture_output=True, text=True, env=where, cwd=tmp_path)
+    assert (ended.stdout, ended.stderr) == ("stopped: there is nothing to save\n", "")
+
+
 def await_import(process: subprocess.Popen) -> None:
     """Wait until a new process has come to its imports: numba's libraries are there."""
     maps, deadline = Path(f"/proc/{process.pid}/maps"), time.monotonic() + PATIENCE

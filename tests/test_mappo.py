@@ -493,6 +493,18 @@ def test_what_teammates_do_is_in_no_loss(variant):
     assert loss_and_gradient(garbage)[0] != loss
 
 
+@pytest.mark.parametrize("variant", ["mappo", "joint", "local", "id"])
+def test_an_update_in_which_none_of_the_learner_s_is_left(variant):
+    """They fell, and the teammates fight on: the critic learns, and no weight becomes NaN."""
+    args, game, agent = make(**VARIANTS[variant], num_steps=16)
+    batch, memory = make_batch(args, game, agent, teammates=Teammates(game, ["nearest"], seed=3))
+    batch["learner"][:] = False
+    acted = batch["alive"] & batch["learner"]
+    batch["advantages"] = mh.normalise(batch["returns"], acted).expand_as(acted).contiguous()
+    after = learn(args, agent, batch, memory)
+    assert all(torch.isfinite(x).all() for x in after.values()) and not same(after, agent.state_dict())
+
+
 def test_seats_and_teammates_are_drawn_fairly_and_switch_when_said():
     env = envs.make("smac-3s5z", num_envs=3000, seed=1)
     pool = Teammates(TeamGame(env), ["nearest,focus", "hold,random"], seed=5)
@@ -547,6 +559,9 @@ def test_a_checkpoint_is_a_teammate(finished, tmp_path):
     assert train(*argv, "--run-dir", str(tmp_path / "run")) == 0
     scores = json.loads((tmp_path / "run" / "result.json").read_text())["eval"]
     assert {"win_rate", "test_win_rate"} <= scores.keys()
+    (tmp_path / "other_name").symlink_to(finished)
+    with pytest.raises(envs.ConfigError, match="which is trained with"):
+        Teammates(TeamGame(env), [str(finished)], seed=1).refuse(str(tmp_path / "other_name"))
 
 
 def test_attention_does_not_see_the_fallen():
@@ -820,7 +835,8 @@ def test_an_update_that_is_no_number_is_refused():
         ("--env-id msh-4h1s-8x8 --start-window 2", "a start window of 2x2 cannot hold"),
         ("--switch-step 3", "--switch-step needs --teammates"),
         ("--env-id msh-4h1s-4x4 --teammates nearest", "--teammates are for battles only"),
-        ("--teammates nobody", "there is no run of smac-3m in --teammates 'nobody'"),
+        ("--teammates nobody", "there is no run of smac-3m behind the teammates 'nobody'"),
+        ("--teammates nearest --test-teammates nobody", "there is no run of smac-3m behind the teammates 'nobody'"),
         ("--teammates nearest --teammate-seats 3", "--teammate-seats must be from 0 to 2 here, not 3"),
         ("--teammates nearest,hold --test-teammates hold", "--test-teammates has hold, which is trained with"),
     ],
@@ -852,6 +868,7 @@ def test_evaluate_plays_a_battle_checkpoint_and_films_it(finished, tmp_path):
     assert json.loads((tmp_path / "n.json").read_text())["rows"][0]["win_rate"] == 1.0
     for env_id, roles, words in (
         ("smac-8m", str(finished), "trained on smac-3m"), ("smac-3m", "nobody", "unknown team 'nobody'"),
+        ("smac-3m", "", "unknown team ''"),
         ("smac-3m", "nearest,nearest", "one team"),
     ):  # fmt: skip
         with pytest.raises(envs.ConfigError, match=words):

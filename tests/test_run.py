@@ -4,6 +4,7 @@ Most of it is tried on a tiny script (FAKE) in forked children of this process, 
 every training script must do is tried on each of SCRIPTS.
 """
 
+import ast
 import contextlib
 import csv
 import errno
@@ -40,7 +41,7 @@ import train_world_model
 from envs import checkpoints, metrics, system
 from envs import run as run_module
 from envs.errors import ConfigError
-from envs.guard import Unheard
+from envs.guard import Unheard, guarded
 from envs.run import Range, load_script, main, parse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -862,11 +863,38 @@ def test_a_system_without_fcntl_and_hangup(monkeypatch, tmp_path):
         importlib.reload(system)
 
 
+SOURCES = [path for folder in ("", "envs", "envs/games", "envs/battles") for path in (ROOT / folder).glob("*.py")]
+
+
 def test_what_only_one_system_has_stands_in_one_file():
-    only = re.compile(r"\bfcntl|msvcrt|SIGHUP|SIGBREAK|SIGKILL|os\.fork|os\.O_DIRECTORY|os\.geteuid|os\.uname")
-    mine = ("run", "guard", "folders", "checkpoints", "metrics", "arguments")
-    for path in [ROOT / "envs" / f"{name}.py" for name in mine] + [ROOT / name for name in SCRIPTS]:
-        assert not only.search(path.read_text()), path
+    only = r"\b(fcntl|termios|msvcrt|SIGHUP|SIGBREAK|SIGKILL|CTRL_BREAK\w+|os\.(fork|rename|O_DIRECTORY|geteuid|uname)"
+    only += r"|prctl|preexec_fn|pass_fds|start_new_session|creationflags|symlink_to|load_file|os\.name)\b"
+    found = {path.name for path in SOURCES if re.search(only, path.read_text(encoding="utf-8"))}
+    assert found == {"system.py"}
+
+
+def test_text_is_utf8_on_every_system():
+    """Windows would write and read the letters of a path in another way, or refuse them."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called == "open" or called.endswith((".read_text", ".write_text")):
+                binary = called == "open" and any("b" in ast.unparse(mode) for mode in node.args[1:])
+                assert binary or "encoding" in [word.arg for word in node.keywords], f"{path.name}:{node.lineno}"
+
+
+def test_a_link_is_a_copy_where_links_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("text")
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    for name in ("folder", "folder/file"):
+        system.link(tmp_path / name, tmp_path / "other")
+        assert not (tmp_path / "other").is_symlink() and (tmp_path / "other").exists()
+        system.remove(tmp_path / "other")
+
+
+def refuse(*_):
+    raise OSError(errno.EPERM, "a required privilege is not held by the client")
 
 
 @FORK
@@ -897,6 +925,8 @@ def test_no_file_is_left_open(finished):
         (["--gama", "1"], "--gama"),
         (["stray"], "stray"),
         (["--track=perhaps"], "--track must be True or False, not 'perhaps'"),
+        (["--run-dir", "a\udcffb"], "--run-dir must be text, not 'a\\udcffb'"),
+        (["--resume", "a" * 300], "File name too long"),
     ],
 )
 def test_wrong_settings_are_one_line(fake, capsys, argv, words, tmp_path, monkeypatch):
@@ -904,6 +934,26 @@ def test_wrong_settings_are_one_line(fake, capsys, argv, words, tmp_path, monkey
     code, text = here(fake, argv, capsys)
     assert code == 2 and text.startswith("error: ") and text.count("\n") == 1 and words in text, text
     assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_no_text_is_one_line(capsys):
+    """On the command line of a script without settings of a type, as sweep.py."""
+    assert guarded(lambda _: "a\udcffb".encode()) == 2
+    assert capsys.readouterr().err == "error: 'a\\udcffb' is no text, and no name of a file: surrogates not allowed\n"
+
+
+def test_a_setting_that_is_no_path_leaves_no_run(fake, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = here(fake, ["--data", "a" * 300], capsys)
+    assert code == 2 and text.startswith("error: ") and text.count("\n") == 1 and "File name too long" in text, text
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_wrong_settings_are_one_line_where_boxes_are_of_hyphens(fake, monkeypatch):
+    """tyro draws them so if the output is not UTF-8, as in a pipe on Windows."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "cp1252"))
+    with pytest.raises(ConfigError, match=r"^Unrecognized options: --gama, 1 \(--help lists all\)$"):
+        parse(load_script(fake).Args, "", ["--gama", "1"])
 
 
 def test_flags_can_be_written_as_sweepers_do(fake):

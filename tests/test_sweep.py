@@ -164,6 +164,7 @@ def test_only_and_seeds_narrow(place, capsys, words, expected):
         ),
         ('name = "toy"', 'name = "a/b"', 'toy.toml:1: "name" may hold'),
         ("[fixed]", "[fixed", "toy.toml:8: not TOML"),
+        ('name = "toy"', "name = " + "[" * 10_000, "toy.toml is no sweep: it is nested too deeply"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(place, old, new, message):
@@ -443,6 +444,13 @@ def test_a_system_without_fcntl_sighup_and_fork(place):
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]  # and they share the work
     assert [process.wait(timeout=120) for process in both] == [0, 0]
     assert sorted(path.read_text().count("$ python") for path in Path("runs/toy").glob("*/log.txt")) == [1, 2]
+
+
+def test_damaged_files_of_a_run_are_as_if_they_were_missing(tmp_path):
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    (tmp_path / "metrics.csv").write_text("global_step\n" + "x" * 200_000)
+    assert sweep.read_json(tmp_path / "result.json") == {}
+    assert report.read_metrics(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["sweep.py", "sweep_ray.py", "report.py"])

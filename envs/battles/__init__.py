@@ -52,8 +52,8 @@ def smac_env(map_name: str, seed: int | None = None, **options: Any):
     """One battle with SMAC's own interface; `map_name` is a map (3m) or the id of a battle (smac-3m)."""
     from envs.battles.zoo import SmacEnv
 
-    is_id = map_name.startswith((OWN, FILE, PACKAGE))
-    return SmacEnv(map_name if is_id else OWN + map_name, seed, **options)
+    is_id = str(map_name).startswith((OWN, FILE, PACKAGE))
+    return SmacEnv(map_name if is_id else f"{OWN}{map_name}", seed, **options)
 
 
 def play(

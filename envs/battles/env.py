@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from envs.battles import core
-from envs.battles.core import ATTACK_MOVE, FIRST_TARGET, HEAL, NO_OP, NOBODY, SHIELD_DELAY, UNIT, Rules
+from envs.battles.core import ATTACK_MOVE, FIRST_TARGET, HEAL, HEAL_PER_ENERGY, NO_OP, NOBODY, SHIELD_DELAY, UNIT, Rules
 from envs.battles.mapfile import BattleMap
 from envs.battles.teams import Layout, layout_of
 from envs.errors import ConfigError, check_count, short
@@ -218,6 +218,9 @@ class BattleEnv:
             "unit_energy": (0.0, kinds["max_energy"]),
             "unit_cooldown": (0.0, kinds["cooldown"]),
             "unit_shield_wait": (0.0, SHIELD_DELAY),
+            "unit_heal_left": (0.0, HEAL_PER_ENERGY * kinds["max_energy"]),
+            "unit_goal_x": (-2 * battle.width, 3 * battle.width),
+            "unit_goal_y": (-2 * battle.height, 3 * battle.height),
             "unit_drawn": (0, most_drawn),
             "unit_order": (NO_OP, np.where(kinds["ally"], FIRST_TARGET, ATTACK_MOVE)),
             "last_actions": (-1, self.spec.num_actions - 1),
@@ -225,15 +228,17 @@ class BattleEnv:
         }
         for name in ("target", "previous_target", "order_target", "firing", "shot"):
             limits[f"unit_{name}"] = (NOBODY, len(self.rules.kinds) - 1)
+        for name in ("vx", "vy", "wish_x", "wish_y", "next_vx", "next_vy"):
+            limits[f"unit_{name}"] = (-2 * kinds["speed"], 2 * kinds["speed"])  # twice: they are rounded
         for name, (low, high) in limits.items():
             given = np.asarray(saved[name])
             wrong = (given < np.subtract(low, ROUNDING)) | (given > np.add(high, ROUNDING))
             if wrong.any():
                 where = tuple(np.argwhere(wrong)[0])
-                most = np.broadcast_to(high, given.shape)[where]
+                least, most = (np.broadcast_to(end, given.shape)[where] for end in (low, high))
                 raise ConfigError(
                     f"saved state does not fit {self.spec.env_id}: {name} of battle {where[0]} is {given[where]},"
-                    f" not from {low} to {most}"
+                    f" not from {least} to {most}"
                 )
         if ((saved["unit_order"] == FIRST_TARGET) & (saved["unit_order_target"] == NOBODY)).any():
             raise ConfigError(f"saved state does not fit {self.spec.env_id}: an attack is ordered on nobody")

@@ -400,6 +400,8 @@ def load_map_file(path: str | Path) -> BattleMap:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"map file {path} cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"map file {path} is no map: it is nested too deeply") from None
     except UnicodeDecodeError:
         raise ConfigError(f"map file {path} is no text file") from None
     except tomllib.TOMLDecodeError as error:
