@@ -597,9 +597,10 @@ class Runner:
         if run.state == "finished":
             self.finished.append(run)
             result, metric = run.read("result.json"), self.sweep.metric
-            value = result.get("eval", {}).get(metric.removeprefix("eval/"))
-            figure = "" if value is None else f" {metric} {value:.3f}"
-            took = f"{float(result.get('wall_time', 0)) / 60:.1f} minutes"
+            scores, seconds = result.get("eval"), result.get("wall_time")
+            value = scores.get(metric.removeprefix("eval/")) if isinstance(scores, dict) else None
+            figure = f" {metric} {value:.3f}" if isinstance(value, int | float) else ""
+            took = f"{seconds / 60:.1f} minutes" if isinstance(seconds, int | float) else "unknown time"
             self.say(f"[{len(self.finished)}/{len(self.runs)}] finished {run.name}{figure} in {took}")
         elif code == sweep_ray.LOST and run.losses < LOSSES and not self.signals:
             run.losses += 1

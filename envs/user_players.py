@@ -78,7 +78,7 @@ class UserPlayer:
             return function(**{wanted: known[wanted] for wanted in named if wanted in known})
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if Path(frame.filename) == self.path]
             where = f" in line {lines[-1]}" if lines else ""

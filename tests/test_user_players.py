@@ -94,6 +94,7 @@ BAD = {
     "ragged": ("return [[1], [1, 2]]", "not [[1], [1, 2]]"),
     "illegal": ("return np.full(5, 5)", r"action 5 \(STAG\) is illegal in game \d at step 0; legal are"),
     "unknown": ("return np.full(5, 99)", "action 99 is illegal in game 0 at step 0; legal are"),
+    "exit": ("raise SystemExit(0)", "act failed in line 5: SystemExit: 0"),
     "exception": ("raise ValueError('one\\ntwo')", "act failed in line 5: ValueError: one two"),
 }
 
