@@ -255,8 +255,9 @@ class Run:
 
     def record(self, **facts: Any) -> None:
         """Note in args.json, at once, what else decides this run, e.g. which of several files was taken."""
-        self.folder.facts |= facts
-        self.folder.write_about()
+        if self.folder.facts | facts != self.folder.facts:  # a resume that is refused later on changes nothing
+            self.folder.facts |= facts
+            self.folder.write_about()
 
     def start(
         self, net: nn.Module, env_spec: EnvSpec, *, learners: list[int], facts: dict[str, Any] | None = None,

@@ -42,7 +42,7 @@ from envs import checkpoints, metrics, system
 from envs import run as run_module
 from envs.errors import ConfigError
 from envs.guard import Unheard, guarded
-from envs.run import Range, load_script, main, parse
+from envs.run import Range, Run, load_script, main, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 HOP = ["--num-envs", "4", "--num-steps", "4", "--total-timesteps", "192", "--hidden-size", "16"]
@@ -1170,3 +1170,14 @@ def test_what_is_kept_goes_on_as_it_was():
     other.set_state(saved)
     one.array += 1  # what was saved is a copy
     assert other.draw() == then
+
+
+def test_what_is_recorded_already_is_not_written_again():
+    """So that a resume which is refused later on has changed nothing."""
+    written: list[dict] = []
+    folder = SimpleNamespace(facts={"goals": "here"}, write_about=lambda: written.append(dict(folder.facts)))
+    recorder = SimpleNamespace(folder=folder)
+    Run.record(recorder, goals="here")
+    assert not written
+    Run.record(recorder, world="there")
+    assert written == [{"goals": "here", "world": "there"}]
