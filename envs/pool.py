@@ -199,6 +199,12 @@ class Pool(MixedTeam):
         """(B,) the learner's seat"""
         return self.is_learner.argmax(1)
 
+    @property
+    def algorithms(self) -> list[str]:
+        """(B,) of the teammates in the running episodes: qmix, or where there are several iql+qmix"""
+        teams = [sorted({self.members[k].algorithm for k in row if k != LEARNER}) for row in self.member.tolist()]
+        return ["+".join(team) for team in teams]
+
     def draw(self, games: np.ndarray) -> None:
         """Draw who sits where in these games."""
         order = torch.rand(len(games), self.game.num_agents, generator=self.rng).argsort(1).numpy()

@@ -159,9 +159,10 @@ class ChoosingTeam:
         return self.choose(self.game.observe(), who).numpy()
 
 
-def play_team(game: TeamGame, team: Any) -> dict[str, float]:
+def play_team(game: TeamGame, team: Any, kinds: list[str] | None = None) -> dict[str, float]:
     """Scores of a team (`act(env) -> (B, N)` and `watch(env, actions, info)`) over one fresh episode in each env, so
-    that long and short ones count alike."""
+    that long and short ones count alike. `kinds`: names (B,) of what sorts of episodes they are; what each sort wins
+    is told besides."""
     env, episodes = game.env, game.num_envs
     returns, lengths, won = np.zeros((episodes, game.num_agents)), np.zeros(episodes), np.zeros(episodes)
     running = np.ones(episodes, bool)
@@ -178,6 +179,8 @@ def play_team(game: TeamGame, team: Any) -> dict[str, float]:
     scores = {"return": score.mean(), "return_ci95": 1.96 * score.std() / episodes**0.5, "episodes": episodes}
     if game.is_battle:
         scores |= {"win_rate": won.mean(), "win_rate_ci95": 1.96 * won.std() / episodes**0.5}
+        for kind in sorted(set(kinds or ())):
+            scores[f"win_rate-{kind}"] = won[np.array(kinds) == kind].mean()
     if not game.shared_reward:
         scores |= {f"return-player{i + 1}": returns[:, i].mean() for i in range(game.num_agents)}
     return {name: float(value) for name, value in (scores | {"length": lengths.mean()}).items()}

@@ -402,6 +402,28 @@ def test_target_of_the_paper_keeps_the_subgoal_of_the_step(teammates, priors):
 # runs
 
 
+def test_win_rates_are_told_by_the_teammates_algorithm(teammates, priors):
+    """Each algorithm's share of won battles, and together the share of all; a mixed team goes by both names."""
+    it = make(teammates, priors, num_envs=24)
+    kinds = it.pool.algorithms
+    for row, kind in enumerate(kinds):
+        (k,) = {k for k in it.pool.member[row].tolist() if k != LEARNER}
+        assert kind == it.pool.members[k].algorithm
+    counts = {kind: kinds.count(kind) for kind in ("iql", "qmix")}
+    assert sum(counts.values()) == 24 and min(counts.values()) > 0
+
+    class Winner:  # wins where an IQL team sits, gives up elsewhere
+        act = staticmethod(lambda env: np.where(env.legal[..., 6:].any(2), 6 + env.legal[..., 6:].argmax(2), 1))
+        watch = staticmethod(lambda env, actions, info: info["battle_won"].__setitem__(slice(None), won))
+
+    won = np.array([kind == "iql" for kind in kinds])
+    scores = play_team(it.game, Winner, kinds)
+    assert (scores["win_rate-iql"], scores["win_rate-qmix"]) == (1.0, 0.0)
+    assert scores["win_rate"] == counts["iql"] / 24
+    mixed = make(teammates, priors, team="iql:1,qmix:1,omg:1")
+    assert set(mixed.pool.algorithms) == {"iql+qmix"}
+
+
 @pytest.mark.parametrize(("selector", "obs_is_state"), [("optimistic", False), ("conservative", True)])
 def test_the_oracle_plays_by_the_recorded_future(teammates, priors, selector, obs_is_state):
     """Of the states that came up to three steps later in the same game it is given the one of the largest value, or
