@@ -601,8 +601,8 @@ def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | Non
 
 
 def play_among(args: Args, nets, prior, teammates: str, team: str, episodes: int, seed: int) -> dict[str, float]:
-    """Scores of greedy play among teammates over fresh episodes, win rates also by the teammates' algorithm. With oracle
-    subgoals those of a second time, when the future is known, and beside them what came the first time (inferred_*)."""
+    """Scores of greedy play among teammates over fresh episodes, win rates also by the teammates' algorithm. With
+    oracle subgoals those of a second time, when the future is known, and beside them the first time's (inferred_*)."""
 
     def play(learner_class: type[Learner], play_class: type[MixedPlay], record: Recording | None = None) -> tuple:
         env = make_env(args.env_id, episodes, seed)

@@ -45,14 +45,14 @@ UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # no file can be called so: a zero
 KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "None"}
 
 
-def parse(args_class: type[A], description: str | None, argv: list[str] | None = None) -> A:
+def parse(args_class: type[A], description: str | None, argv: list[str] | None = None, prog: str | None = None) -> A:
     """The settings on the command line. Whatever cannot be is a ConfigError of one line; `--help` ends the process."""
     hints = get_type_hints(args_class, include_extras=True)
     argv = [spell_flag(word, hints) for word in (sys.argv[1:] if argv is None else argv)]
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            args = tyro.cli(args_class, description=description, args=argv)
+            args = tyro.cli(args_class, prog=prog, description=description, args=argv)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise

@@ -12,9 +12,6 @@ Episode k is the k-th of row 0 of envs.make(env_id, seed=seed).
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +22,7 @@ import tyro
 
 import envs
 from envs import system
+from envs.arguments import Positive, Whole, parse
 from envs.errors import ConfigError
 from envs.grid import FIRST_INTERACTION, STAY, GridEnv, GridGame
 from envs.render import View, ansi, legend, picture, write_gif
@@ -44,9 +42,9 @@ class Args:
     """one role per seat, separated by commas: human, a rule-based player, FILE.py:CLASS, a run folder (empty: a mix)"""
     policy: str = "nearest"
     """the team of a battle (smac ids), a rule-based one or a run folder; the grid games use roles instead"""
-    episodes: int = 3
+    episodes: Positive = 3
     """how many episodes to play"""
-    seed: int = 1
+    seed: Whole = 1
     """of the start positions and of the players' random choices"""
     gif: str | None = None
     """file to write the episodes to, as an animation"""
@@ -67,19 +65,6 @@ class Quit(Exception):
 # ---------------------------------------------------------------------------------------------------------------------
 # reading what was asked for
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def parse_args(command_line: list[str]) -> Args:
-    """tyro's Args; what tyro would say in a box becomes one line."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(Args, args=command_line, prog="python -m envs.play", description=__doc__)
-    except SystemExit as end:
-        if end.code == 0:  # --help
-            raise
-        text = re.sub(r"[\u2500-\u257f]+|-{3,}|\s+", " ", re.sub(r"\x1b\[[0-9;]*m", "", box.getvalue()))
-        raise ConfigError(re.sub(r"\s+", " ", text).strip()) from None
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -113,10 +98,6 @@ def parse_roles(game: GridGame, text: str) -> list[str]:
 
 
 def check(args: Args) -> None:
-    if args.episodes < 1:
-        raise ConfigError(f"--episodes must be at least 1, not {args.episodes}")
-    if args.seed < 0:
-        raise ConfigError(f"--seed must be at least 0, not {args.seed}")
     if args.fps is not None and not args.fps > 0:
         raise ConfigError(f"--fps must be above 0, not {args.fps}")
     for name, file, ending in (("gif", args.gif, ".gif"), ("replay", args.replay, ".html")):
@@ -254,7 +235,7 @@ def print_means(game: GridGame, roles: list[str], returns: np.ndarray, took: np.
 
 
 def run(command_line: list[str]) -> None:
-    args = parse_args(command_line)
+    args = parse(Args, __doc__, command_line, prog="python -m envs.play")
     check(args)
     overrides = dict(parse_override(text) for text in args.set)
     if args.env_id.startswith(envs.BATTLES):
