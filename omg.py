@@ -57,6 +57,8 @@ class Args(RunArgs):
     """which game to play: a battle (smac-...) or another game of a team"""
     num_envs: Positive = 256
     """games played side by side"""
+    start_jitter: Weight = 0.0
+    """battles: start positions move by up to this much, anew in each episode (0: always the same start)"""
     teammates: str = ""
     """folder of checkpoints or runs to take teammates from, or a pattern (empty: pools/<map>/qmix-[1-5])"""
     team: str = ""
@@ -225,6 +227,12 @@ class Prior:
     def decode(self, goal: torch.Tensor) -> torch.Tensor:
         """Subgoals (M, G) -> the states or observations (M, ...) that they stand for"""
         return self.models.space.decoder(goal) * self.models.std + self.models.mean
+
+
+def load_prior(args: Args, folder: str | Path, device: str | torch.device = "cpu") -> Prior:
+    """The prior VAE of a folder; starts that move make no other one of it."""
+    models, _ = pretrain_vae.load_checkpoint(folder, envs.spec(args.env_id), args.obs_is_state)
+    return Prior(models.to(device), args.obs_is_state)
 
 
 def others_actions(joint: torch.Tensor, seat: torch.Tensor, num_actions: int) -> torch.Tensor:
@@ -586,8 +594,7 @@ def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Lea
     nets, prior = Networks(args, game, int(spec["goal_size"])), None
     read_weights(checkpoint, nets)
     if args.model == "omg" and (Path(spec.get("prior", "")) / "spec.json").is_file():  # only to show what it infers
-        models, _ = pretrain_vae.load_checkpoint(spec["prior"], env.spec, args.obs_is_state)
-        prior = Prior(models, args.obs_is_state)
+        prior = load_prior(args, spec["prior"])
     return Learner(args, nets, game, seed, prior)
 
 
@@ -605,7 +612,7 @@ def play_among(args: Args, nets, prior, teammates: str, team: str, episodes: int
     oracle subgoals those of a second time, when the future is known, and beside them the first time's (inferred_*)."""
 
     def play(learner_class: type[Learner], play_class: type[MixedPlay], record: Recording | None = None) -> tuple:
-        env = make_env(args.env_id, episodes, seed)
+        env = make_env(args.env_id, episodes, seed, args.start_jitter)
         game = TeamGame(env)
         pool = Pool(game, load_members(find_members(teammates, env), env, seed), seed, team, own="omg")
         play = play_class(learner_class(args, nets, game, seed, prior), pool)
@@ -634,6 +641,17 @@ def evaluate(args: Args, nets: Networks, prior: Prior | None, episodes: int, see
     return scores
 
 
+def with_a_stranger(members: list[Path], num_agents: int) -> list[str]:
+    """Line-ups of each member with somebody at random in one seat, as the learner is at first. By themselves the members
+    play nearly the same battle over and over, and a prior learns little from it."""
+    lineups = []
+    for k, member in enumerate(members):
+        seats = [str(member)] * num_agents
+        seats[k * num_agents // len(members)] = "random"
+        lineups.append(",".join(seats))
+    return lineups
+
+
 def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | None:
     """The prior VAE asked for, or one learned now from play of the teammates; its folder is recorded."""
     if args.model != "omg":
@@ -641,16 +659,16 @@ def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | Non
     folder = args.vae_ckpt or str(run.facts.get("prior", ""))
     if not folder:
         print("learning the prior VAE from play of the teammates", flush=True)
-        lineups = (*map(str, members), "random")  # what the learner meets while it plays badly
+        lineups = (*map(str, members), *with_a_stranger(members, env.spec.num_players), "random")
         how = {"obs_is_state": args.obs_is_state, "dim": args.goal_size, "loss": "recon", "num_steps": args.vae_steps}
         how |= {"recon_weight": 1.0, "alpha": 0.04, "vae_hidden_size": 128, "pictures": False, "epochs": 5}
         out_dir = str(run.dir / "prior")
         folder = pretrain_vae.train(pretrain_vae.Args(
             env_id=args.env_id, lineups=lineups, seed=args.seed, out_dir=out_dir, **how
         ))  # fmt: skip
-    models, _ = pretrain_vae.load_checkpoint(folder, env.spec, args.obs_is_state)
+    prior = load_prior(args, folder, run.device)
     run.record(prior=str(Path(folder).resolve()))
-    return Prior(models.to(run.device), args.obs_is_state)
+    return prior
 
 
 def train(args: Args, run: Run) -> None:
@@ -662,7 +680,7 @@ def train(args: Args, run: Run) -> None:
     data_rng, noise_rng = np.random.default_rng(data_seed), torch.Generator().manual_seed(noise_seed)
 
     # env setup
-    env = make_env(args.env_id, args.num_envs, env_seed)
+    env = make_env(args.env_id, args.num_envs, env_seed, args.start_jitter)
     game = TeamGame(env)
     members = find_members(args.teammates, env)
     pool = Pool(game, load_members(members, env, pool_seed), pool_seed, args.team, own="omg")

@@ -402,6 +402,15 @@ def test_target_of_the_paper_keeps_the_subgoal_of_the_step(teammates, priors):
 # runs
 
 
+def test_the_prior_sees_teams_with_a_stranger(teammates):
+    """Each member with somebody at random in one seat, and not always the same; roles as pretrain_vae.py takes them."""
+    members = find_members(teammates, make_env("smac-3m", 1, 1))
+    lineups = [lineup.split(",") for lineup in omg.with_a_stranger(members, 3)]
+    assert [set(lineup) for lineup in lineups] == [{str(member), "random"} for member in members]
+    assert [lineup.index("random") for lineup in lineups] == [0, 1, 2]
+    assert all(lineup.count("random") == 1 and len(lineup) == 3 for lineup in lineups)
+
+
 def test_win_rates_are_told_by_the_teammates_algorithm(teammates, priors):
     """Each algorithm's share of won battles, and together the share of all; a mixed team goes by both names."""
     it = make(teammates, priors, num_envs=24)

@@ -1097,6 +1097,18 @@ def test_a_bad_setting_of_a_script_makes_no_folder(script, tmp_path, capsys):
         assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("script", ["mappo_hyper.py", "qmix.py", "omg.py"])
+def test_start_jitter_moves_the_starts_of_training_and_of_evaluations(script, tmp_path, monkeypatch):
+    module, makes = load_script(ROOT / script), []
+    make_env = module.make_env
+    monkeypatch.setattr(module, "make_env", lambda *args, **kw: makes.append(make_env(*args, **kw)) or makes[-1])
+    argv = ["--run-dir", str(tmp_path / "x"), *arguments(script), "--start-jitter", "0.7"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(module.Args, module.train, argv) == 0
+    assert len(makes) > 2  # the training's, and one or more of each evaluation
+    assert {env.config.start_jitter for env in makes} == {0.7}
+
+
 @pytest.fixture(scope="session")
 def whole_runs(tmp_path_factory) -> dict[str, Path]:
     """A finished run of each script, made when asked for."""
