@@ -1,6 +1,7 @@
 """omg.py and envs/pool.py: teammates and seats, the selector, the losses by hand, and each trouble of earlier code."""
 
 import contextlib
+import csv
 import io
 import json
 from pathlib import Path
@@ -21,6 +22,7 @@ from envs.pool import LEARNER, Pool, find_members, keep_checkpoints, load_member
 from envs.roles import find_checkpoint, load_policy
 from envs.run import main
 from envs.team import TeamGame, make_env, play_team
+from experiments import probe_subgoals
 
 torch.set_num_threads(1)
 TINY = ["--num-envs", "4", "--num-steps", "8", "--total-timesteps", "512", "--batch-episodes", "4", "--updates", "1"]
@@ -512,9 +514,44 @@ def test_a_replay_shows_the_subgoals_of_the_learner_alone(teammates, priors, tmp
     run = str(tmp_path / "run")
     assert main(omg.Args, omg.train, [*flags, "--run-dir", run, *TINY, "--total-timesteps", "256"]) == 0
     other = next(Path(teammates).iterdir())
-    [episode] = replays.record("smac-3m", f"{run},{other},nearest", 1, 3, True, {}).data["episodes"]
-    first = episode["steps"][0]["thoughts"]
-    assert "subgoal" in first["0"] and "q_values" in first["1"] and "subgoal" not in first["1"] and not first.get("2")
+    for settings in ({}, {"start_jitter": 0.5}):
+        [episode] = replays.record("smac-3m", f"{run},{other},nearest", 1, 3, True, settings).data["episodes"]
+        first = episode["steps"][0]["thoughts"]
+        assert "subgoal" in first["0"] and "q_values" in first["1"]
+        assert "subgoal" not in first["1"] and not first.get("2")
+
+
+def test_how_much_a_linear_map_explains():
+    """All of it, none of it, and half of the variance; judged on what was not fitted."""
+    rng = np.random.default_rng(1)
+    x, noise, fitted = rng.normal(size=(4000, 3)), rng.normal(size=(4000, 2)), np.arange(4000) % 2 == 0
+    told = x @ rng.normal(size=(3, 2))
+    told /= told.std(0)
+    assert probe_subgoals.explained(x, told, fitted) > 0.99
+    assert abs(probe_subgoals.explained(x, noise, fitted)) < 0.02
+    assert probe_subgoals.explained(x, told + noise, fitted) == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_probe_of_subgoals(teammates, priors, tmp_path, capsys, monkeypatch):
+    """Its inferred subgoals are those of play; the others are what they are called."""
+    flags = ["--vae-ckpt", priors[False], "--env-id", "smac-3m", "--teammates", teammates, "--goal-size", "8"]
+    run, table = str(tmp_path / "run"), tmp_path / "probe.csv"
+    assert main(omg.Args, omg.train, [*flags, "--run-dir", run, *TINY, "--total-timesteps", "256"]) == 0
+    given, subgoal = {name: [] for name in probe_subgoals.GIVEN}, probe_subgoals.Given.subgoal
+
+    def note(self, who, *seen):
+        given[self.given].append((self.mean[who].clone(), subgoal(self, who, *seen)))
+        return given[self.given][-1][1]
+
+    monkeypatch.setattr(probe_subgoals.Given, "subgoal", note)
+    probe_subgoals.main(probe_subgoals.Args((run,), episodes=8, ahead=2, out=str(table)))
+    assert all(torch.equal(inferred, goal) for inferred, goal in given["inferred"])
+    assert all(torch.equal(inferred[:-1], goal[1:]) for inferred, goal in given["of another game"])
+    assert not any(goal.any() for _, goal in given["zero"])
+    assert all(len(goal) == 0 or goal.any() for _, goal in given["noise"])
+    [row] = csv.DictReader(table.open())
+    assert {"space", "2 ahead from both", "wins, noise"} <= set(row) and float(row["space"]) <= 1.0
+    assert "2 ahead from inferred: " in capsys.readouterr().out
 
 
 def test_a_prior_of_states_is_refused_where_observations_are_seen(teammates, priors, tmp_path, capsys):
