@@ -36,6 +36,7 @@ import pretrain_vae
 from envs import trees as forest
 from envs.checkpoints import Kept
 from envs.devices import device_of, move, tensors
+from envs.few_rows import FewRows, begin_search
 from envs.grid import ITEM, PLAYERS, STAY, T, copy_row
 from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
@@ -241,6 +242,13 @@ def back_up(trees, leaves, gamma):
             node = parent
 
 
+@njit(nogil=True)
+def walk(grid, trees, leaves, gamma, c_puct):
+    """Up from the newest nodes and down to the next leaves, in one call: for few trees it is calls that cost time."""
+    back_up(trees, leaves, gamma)
+    select(grid, trees, c_puct, leaves)
+
+
 class Plan(NamedTuple):
     """What a search says of each of R decisions."""
 
@@ -262,36 +270,32 @@ class Planner:
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
         self.simulations, self.trees = args.simulations, None
         self.unknown_goal, self.device = nets["models"].flag(pretrain_vae.UNKNOWN), device_of(nets)
+        self.agent, self.moa = FewRows(nets["agent"]), FewRows(nets["models"].moa)
 
-    @torch.inference_mode()
     def ask_own(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Raw policies and values of the focal players of so many questions."""
-        seen, t, legal, goal = tensors(self.device, *(column[:count] for column in self.own[2:]))
-        log_prior, value = self.nets["agent"](seen, t, legal, goal)
-        return log_prior.exp().cpu().numpy(), value.cpu().numpy()
+        return self.agent(*(column[:count] for column in self.own[2:]))
 
-    @torch.inference_mode()
     def ask_others(self, count: int) -> np.ndarray:
         """What the others do, of so many questions."""
-        seen, t, legal, goal = tensors(self.device, *(column[:count] for column in self.other[2:]))
-        return self.nets["models"].moa(seen, t, legal, goal[:, 0]).exp().cpu().numpy()
+        seen, t, legal, goal = (column[:count] for column in self.other[2:])
+        return self.moa(seen, t, legal, goal[:, 0])[0]
 
     def grow_trees(self, trees: Trees, roots: Roots, leaves: Leaves, out) -> None:
         """All simulations of a block of trees."""
         game, args, own, other = self.game, self.args, self.own, self.other
-        board, unknown_goal = (game.grid, self.things.table), self.unknown_goal.numpy()
-        asked = forest.plant(*board, trees, roots, unknown_goal, own)
-        forest.answer(trees, 0, own, *self.ask_own(asked))
-        for node in range(1, self.simulations + 1):
-            select(game.grid, trees, args.c_puct, leaves)
-            asked = forest.ask_others(*board, trees, roots, unknown_goal, leaves, other)
-            forest.answer_others(trees, leaves, other, self.ask_others(asked))
-            forest.draw_others(game.grid, trees, roots, leaves)
+        place = (game.grid, self.things.table, trees, roots, self.unknown_goal.numpy(), leaves)
+        begin_search(len(roots.state), self.agent, self.moa)
+        asked = forest.plant(*place, own)
+        for node in range(self.simulations):
+            forest.answer(trees.prior, trees.value, node, own.tree, *self.ask_own(asked))
+            walk(game.grid, trees, leaves, args.gamma, args.c_puct)
+            asked = forest.ask_others(*place, other)
+            forest.draw_others(game.grid, trees.others, args.outcomes, roots, leaves, other, self.ask_others(asked))
             game.step_rows(game.grid, game.rules, leaves.state, leaves.joint, *out)
-            np.multiply(out.reward, args.reward_scale, out=out.reward)
-            asked = forest.grow(*board, trees, roots, unknown_goal, leaves, out, node, own)
-            forest.answer(trees, node, own, *self.ask_own(asked))
-            back_up(trees, leaves, args.gamma)
+            asked = forest.grow(*place, out, np.float32(args.reward_scale), node + 1, own)
+        forest.answer(trees.prior, trees.value, self.simulations, own.tree, *self.ask_own(asked))
+        back_up(trees, leaves, args.gamma)
 
     def search(self, roots: Roots) -> tuple[np.ndarray, ...]:
         """Legal, prior, value, visits, Q and depth of the M roots."""
@@ -307,7 +311,6 @@ class Planner:
             count = len(some.state)
             trees, leaves = Trees(*(x[:count] for x in self.trees)), Leaves(*(x[:count] for x in self.leaves))
             out = type(self.out)(*(x[:count] for x in self.out))
-            trees.depth[:] = 0
             self.grow_trees(trees, some, leaves, out)
             root = (trees.legal, trees.prior, trees.value, trees.visits, trees.q_values)
             found.append([*(array[:, 0].copy() for array in root), trees.depth.max(1)])
@@ -348,10 +351,8 @@ class Planner:
 
 
 def mean_q_values(visits: np.ndarray, q_values: np.ndarray, prior: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """visits and Q (R, T, A), prior (R, A), value (R,) -> Q (R, A), the mean over the trees that tried an action.
-
-    An action that none tried counts as what the tried ones and the network say of the state.
-    """
+    """visits and Q (R, T, A), prior (R, A), value (R,) -> Q (R, A), the mean over the trees that tried an action. One
+    that none tried counts as what the tried ones and the network say of the state."""
     tried = visits > 0
     count = tried.sum(1)  # (R, A)
     q_values = (q_values * tried).sum(1) / np.maximum(count, 1)

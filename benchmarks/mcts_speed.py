@@ -1,6 +1,7 @@
 """How many simulations per second the tree search of hopplus_mcts.py makes, next to a plain Python one in the same run.
 
     python benchmarks/mcts_speed.py --json speed.json           # about a minute on an idle core
+    python benchmarks/mcts_speed.py --num-envs 1                # a single game: 16 trees (see envs/few_rows.py)
     python benchmarks/mcts_speed.py --run runs/<a run of hopplus_mcts.py>      # with trained networks
 
 The setting is the script's own: 64 games x 4 players, its default trees and simulations, an opponent model asked for
@@ -40,7 +41,7 @@ from envs.players import RulePlayers  # noqa: E402
 from envs.roles import find_checkpoint, read_spec  # noqa: E402
 
 AIM = {"msh-4h1s-4x4": 330_000, "msh-4h1s-8x8": 230_000}
-PARTS = ("networks", "select", "ask and draw", "grow", "answer", "back up", "rest")
+PARTS = ("networks", "walk", "ask and draw", "grow", "answer", "rest")
 # the same search with its networks written a second time, compiled, as it was before: simulations per CPU second over
 # those of the plain search in the same run (1024 trees; 16 trees: one game)
 TWINS = {("msh-4h1s-4x4", 64): 114, ("msh-4h1s-8x8", 64): 99, ("msh-4h1s-4x4", 1): 70}
@@ -148,9 +149,9 @@ def shares(once) -> dict[str, float]:
 
         return call
 
-    places = {"networks": (hop.Planner, "ask_own ask_others"), "select": (hop, "select"), "back up": (hop, "back_up")}
+    places = {"networks": (hop.Planner, "ask_own ask_others"), "walk": (hop, "walk back_up")}
     places |= {"ask and draw": (hop.forest, "ask_others draw_others"), "grow": (hop.forest, "grow")}
-    places |= {"answer": (hop.forest, "answer answer_others")}
+    places |= {"answer": (hop.forest, "answer")}
     before = [(name, where, what) for name, (where, several) in places.items() for what in several.split()]
     before = [(name, where, what, getattr(where, what)) for name, where, what in before]
     for name, where, what, work in before:

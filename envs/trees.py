@@ -6,7 +6,7 @@ A planner walks down its trees by a rule of its own, steps the leaves by the gam
     answer(trees, ...)      # their answers go into the nodes
 
 so that all trees ask in one batch, and nothing here changes when a network does. What the others do at a node is asked
-when the search first goes on from there (`ask_others`, `answer_others`): most leaves are never gone on from. Who plans
+when the search first goes on from there (`ask_others`, `draw_others`): most leaves are never gone on from. Who plans
 a tree is its focal player; the other players come in the order of the planes, the next one first.
 """
 
@@ -174,14 +174,15 @@ def open_node(grid, table, trees, roots, unknown_goal, m, node, own, contents, n
 
 
 @njit(cache=True, nogil=True)
-def plant(grid, table, trees, roots, unknown_goal, own):
+def plant(grid, table, trees, roots, unknown_goal, leaves, own):
     """Make the roots; returns how many questions there are about focal players."""
     contents = np.empty(grid.height * grid.width + 1, np.int64)
     num_own = 0
     for m in range(roots.state.shape[0]):
         copy_row(roots.state[m], trees.state[m, 0])
         trees.ended[m, 0] = False
-        trees.depth[m, 0] = 0
+        leaves.node[m] = 0
+        trees.depth[m] = 0
         trees.bounds[m, 0], trees.bounds[m, 1] = 1e30, -1e30
         num_own = open_node(grid, table, trees, roots, unknown_goal, m, 0, own, contents, num_own)
     return num_own
@@ -211,18 +212,7 @@ def ask_others(grid, table, trees, roots, unknown_goal, leaves, other):
 
 
 @njit(cache=True, nogil=True)
-def answer_others(trees, leaves, other, probs):
-    """Put what the others do, probs (R, A), into the nodes that were asked about."""
-    for row in range(probs.shape[0]):
-        so_far, m = np.float32(0.0), other.tree[row]
-        others = trees.others[m, leaves.node[m], other.index[row]]
-        for action in range(probs.shape[1]):
-            so_far += probs[row, action]
-            others[action] = so_far
-
-
-@njit(cache=True, nogil=True)
-def grow(grid, table, trees, roots, unknown_goal, leaves, out, new, own):
+def grow(grid, table, trees, roots, unknown_goal, leaves, out, reward_scale, new, own):
     """Add the stepped states `out` as node `new` of every tree that was left at a leaf, and ask about them. A tree that
     was left after the end keeps its node. leaves.node becomes the node to back up from."""
     contents = np.empty(grid.height * grid.width + 1, np.int64)
@@ -235,7 +225,7 @@ def grow(grid, table, trees, roots, unknown_goal, leaves, out, new, own):
         trees.parent[m, new], trees.action[m, new] = parent, action
         trees.depth[m, new] = trees.depth[m, parent] + 1
         copy_row(out.states[m], trees.state[m, new])
-        trees.reward[m, new] = out.reward[m, focal]
+        trees.reward[m, new] = reward_scale * out.reward[m, focal]
         trees.ended[m, new] = out.terminated[m, focal] or out.truncated[m, focal]
         num_own = open_node(grid, table, trees, roots, unknown_goal, m, new, own, contents, num_own)
         leaves.node[m] = new
@@ -243,20 +233,25 @@ def grow(grid, table, trees, roots, unknown_goal, leaves, out, new, own):
 
 
 @njit(cache=True, nogil=True)
-def answer(trees, node, own, prior, value):
-    """Put raw policies (R, A) and values (R,) of the focal players into the nodes that were asked about."""
+def answer(tree_prior, tree_value, node, tree, prior, value):
+    """Put raw policies (R, A) and values (R,) of the focal players into node `node` of the trees that asked."""
     for row in range(prior.shape[0]):
-        m = own.tree[row]
-        trees.value[m, node] = value[row]
+        tree_value[tree[row], node] = value[row]
         for action in range(prior.shape[1]):
-            trees.prior[m, node, action] = prior[row, action]
+            tree_prior[tree[row], node, action] = prior[row, action]
 
 
 @njit(cache=True, nogil=True)
-def draw_others(grid, trees, roots, leaves):
-    """Everybody's actions at the leaves: the own one, and a draw of the others'. The same draw for all own actions of a
+def draw_others(grid, others, outcomes, roots, leaves, other, probs):
+    """Put what the others do, probs (R, A), into `others` of the trees, at the nodes that were asked about. Then
+    everybody's actions at the leaves: the own one, and a draw of the others'. The same draw for all own actions of a
     node: what is compared is actions, not luck."""
-    num_others, outcomes = grid.num_players - 1, trees.child.shape[3]
+    for row in range(probs.shape[0]):
+        so_far, m = np.float32(0.0), other.tree[row]
+        for action in range(probs.shape[1]):
+            so_far += probs[row, action]
+            others[m, leaves.node[m], other.index[row], action] = so_far
+    num_others = grid.num_players - 1
     for m in range(roots.state.shape[0]):
         focal, node, slot, state = roots.focal[m], leaves.node[m], leaves.slot[m], leaves.state[m]
         for player in range(grid.num_players):
@@ -269,7 +264,7 @@ def draw_others(grid, trees, roots, leaves):
             if state[PLAYERS + player] != GONE:
                 draw = unit_at(roots.stream[m], (node * outcomes + slot) * num_others + k)
                 choice = 0
-                while choice < trees.prior.shape[2] - 1 and draw >= trees.others[m, node, k, choice]:
+                while choice < others.shape[3] - 1 and draw >= others[m, node, k, choice]:
                     choice += 1
                 leaves.joint[m, player] = choice
 

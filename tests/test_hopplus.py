@@ -91,13 +91,14 @@ def squashed_agent(self, seen, t, legal, goals):
 
 
 @BOTH
-def test_a_change_of_the_agent_changes_learning_planning_and_play(hop, monkeypatch):
+@pytest.mark.parametrize("num_envs", [6, 1])  # trees of a single game are few: see envs/few_rows.py
+def test_a_change_of_the_agent_changes_learning_planning_and_play(num_envs, hop, monkeypatch):
     """With another activation, set in Agent.forward alone, loss, plans and played policies are those of the changed
     network: each is compared with a direct call of it."""
     found = []
     for forward in (hop.Agent.forward, squashed_agent):
         monkeypatch.setattr(hop.Agent, "forward", forward)
-        env, planner = make_planner(hop, "none", play_beta=0.5, prior_power=1.0)
+        env, planner = make_planner(hop, "none", num_envs=num_envs, play_beta=0.5, prior_power=1.0)
         agent, things, drawn = planner.nets["agent"], planner.things, []
         rng = np.random.default_rng(0)
         for _ in range(3):
@@ -119,6 +120,7 @@ def test_a_change_of_the_agent_changes_learning_planning_and_play(hop, monkeypat
 
         # planning
         plan = planner.plan(env.states, row, focal)
+        assert hop is nomcts or planner.agent.trusted == (num_envs == 1)
         assert np.abs(plan.prior - log_probs.exp().numpy()).max() < 1e-5
         assert np.abs(plan.value - value.numpy()).max() < 1e-5
 
