@@ -642,7 +642,7 @@ def evaluate(args: Args, nets: Networks, prior: Prior | None, episodes: int, see
 
 
 def with_a_stranger(members: list[Path], num_agents: int) -> list[str]:
-    """Line-ups of each member with somebody at random in one seat, as the learner is at first. By themselves the members
+    """Line-ups of each member with somebody at random in one seat, as the learner is at first. By themselves members
     play nearly the same battle over and over, and a prior learns little from it."""
     lineups = []
     for k, member in enumerate(members):

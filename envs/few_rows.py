@@ -258,7 +258,8 @@ class FewRows:
         self.few, self.trusted = num_trees <= FEW and self.possible, False
         if self.few:
             modules = list(self.net.modules())
-            self.few = not any(module._forward_hooks for module in modules)  # who watches sees every answer
+            watched = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+            self.few = not watched  # who watches sees every answer
             facts = [fact for module in modules for fact in (type(module).forward, *vars(module).values())]
             same = len(facts) == len(self.facts) and all(map(operator.is_, facts, self.facts))
             if self.few and self.tape is not None and same and self.searches % 16:
@@ -269,7 +270,8 @@ class FewRows:
 
     def __call__(self, *arrays: np.ndarray) -> Arrays:
         rows = len(arrays[0])
-        if self.trusted and 0 < rows <= ROWS:
+        few = self.few and 0 < rows <= ROWS
+        if few and self.trusted:
             return self.tape(*arrays)  # type: ignore[misc]
         if self.nothing and not rows:
             return self.nothing
@@ -277,8 +279,10 @@ class FewRows:
             found = ask(self.net, *tensors(self.device, *arrays))
             answers = tuple(x.cpu().contiguous().numpy() for x in found)
         self.nothing = tuple(x[:0] for x in answers)
-        if self.few and 0 < rows <= ROWS:
+        if few:
             self.compare(arrays, answers)
+        if few and self.trusted:  # compared or not: a run that was stopped and goes on must get the same answers
+            return self.tape(*arrays)  # type: ignore[misc]
         return answers
 
     def compare(self, arrays: Arrays, answers: Arrays) -> None:
