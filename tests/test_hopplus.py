@@ -1058,12 +1058,13 @@ def test_a_cut_game_is_worth_its_last_board(watched):
 
 @BOTH
 def test_a_run_with_a_fitting_checkpoint_learns_nothing_offline(hop, checkpoints, tmp_path, monkeypatch):
+    fitting = checkpoints()  # made here, if no test before this one did
     for name in ("train", "train_reader", "losses"):
         monkeypatch.setattr(pretrain_vae, name, lambda *_, **__: pytest.fail("offline learning in a run"))
-    flags = ["--vae-ckpt", checkpoints(), "--total-timesteps", "64", "--eval-every", "0"]
+    flags = ["--vae-ckpt", fitting, "--total-timesteps", "64", "--eval-every", "0"]
     assert run_script(hop, tmp_path / "run", *PERFECT[hop.__name__], *flags) == 0
     moa = load_file(tmp_path / "run" / "checkpoints" / "last" / "weights.safetensors")
-    start = load_file(Path(checkpoints()) / "weights.safetensors")
+    start = load_file(Path(fitting) / "weights.safetensors")
     assert all(torch.equal(moa[f"models.{name}"], x) for name, x in start.items() if name.startswith("space."))
     change = (moa["models.moa.head.weight"] - start["moa.head.weight"]).abs().max()
     assert 0 < change < 0.02  # it went on from there
