@@ -553,10 +553,6 @@ class Team:
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Team:
     """A checkpoint of this script as a team for a batched env."""
     args, game = saved_args(Args, spec), TeamGame(env)
-    num_agents = len(spec["learners"])
-    if num_agents != game.num_agents:
-        here = f"{env.spec.env_id} has {game.num_agents}"
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {num_agents}, but {here}")
     trained, here = (config.get("max_block_comp", 0) for config in (spec["env_config"], env.spec.config))
     if trained != here:  # another size of what is seen
         blocks = f"was trained with max_block_comp={trained}, this game has {here}"
@@ -564,15 +560,6 @@ def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Tea
     agent = Agent(args, game, torch.Generator())
     read_weights(checkpoint, agent)
     return Team(agent, game, torch.Generator().manual_seed(seed), greedy)
-
-
-def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Team:
-    """A checkpoint of this script as one player: the agent of that seat."""
-    if learner is not None:
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
-    team = load_team(checkpoint, spec, env, seed, greedy)
-    team.seat = seat
-    return team
 
 
 def make_teammates(args: Args, game: TeamGame, pools: list[str], seed: int) -> Teammates | None:

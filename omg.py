@@ -588,23 +588,11 @@ class Foresight(Learner):
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Learner:
     """A checkpoint of this script for any seats of a batched env; it plays greedily in any case."""
     args, game = saved_args(Args, spec), TeamGame(env)
-    if spec.get("num_agents") != game.num_agents:
-        here = f"{env.spec.env_id} has {game.num_agents}"
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {spec.get('num_agents')}, but {here}")
     nets, prior = Networks(args, game, int(spec["goal_size"])), None
     read_weights(checkpoint, nets)
     if args.model == "omg" and (Path(spec.get("prior", "")) / "spec.json").is_file():  # only to show what it infers
         prior = load_prior(args, spec["prior"])
     return Learner(args, nets, game, seed, prior)
-
-
-def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Learner:
-    """A checkpoint of this script as one player."""
-    if learner is not None:
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
-    team = load_team(checkpoint, spec, env, seed, greedy)
-    team.seat = seat
-    return team
 
 
 def play_among(args: Args, nets, prior, teammates: str, team: str, episodes: int, seed: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ returns. A fallen agent is in no value; time running out bootstraps, an end by t
     python qmix.py --resume runs/smac-3m__qmix__1__1700000000
 """
 
-import envs  # first: from here on Ctrl-C is one line
+import envs  # noqa: F401  (first: from here on Ctrl-C is one line)
 
 # isort: split
 import copy
@@ -249,21 +249,9 @@ class Team(ChoosingTeam, Kept):
 def load_team(checkpoint: Path, spec: dict, env, seed: int, greedy: bool) -> Team:
     """A checkpoint of this script as a team for a batched env; it plays greedily in any case."""
     args, game = saved_args(Args, spec), TeamGame(env)
-    if len(spec["learners"]) != game.num_agents:
-        here = f"{env.spec.env_id} has {game.num_agents}"
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' is of a team of {len(spec['learners'])}, but {here}")
     nets = Networks(args, game)
     read_weights(checkpoint, nets)
     return Team(nets.agent, game, seed)
-
-
-def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Team:
-    """A checkpoint of this script as one player: the agent of that seat."""
-    if learner is not None:
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
-    team = load_team(checkpoint, spec, env, seed, greedy)
-    team.seat = seat
-    return team
 
 
 def evaluate(args: Args, nets: Networks, episodes: int, seed: int) -> dict[str, float]:

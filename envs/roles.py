@@ -9,7 +9,9 @@ learner of the same seat, else the first). The convention that lets any script p
   and `num_actions`;
 - that script has `load_policy(checkpoint, spec, env, seat, learner, seed, greedy)`, which returns an object with
   `act(env) -> (B,) actions` of its seat, and, if it remembers or draws anything, `watch(env, actions, info)`, called
-  after each step, and `get_state()` / `set_state()` as dicts of arrays.
+  after each step, and `get_state()` / `set_state()` as dicts of arrays;
+- or, if its agents learn as a team, `load_team(checkpoint, spec, env, seed, greedy)`, whose `act(env)` gives the
+  actions (B, N) of all agents, or (B,) of one where its `seat` is set.
 
 A policy that has `explain(row)` tells what it thought in game `row` before its last action, for replays
 (docs/replay.md): a dict of arrays for its seat, with an agent axis in front if it plays a whole team. All are optional:
@@ -79,33 +81,33 @@ def read_spec(checkpoint: Path, env: Any) -> dict[str, Any]:
     return spec
 
 
-def load_function(checkpoint: Path, spec: dict[str, Any], wanted: str) -> Any:
-    """The function `wanted` of the script that made a checkpoint, given that: in the current folder or in the project's
-    root."""
+def script_of(checkpoint: Path, spec: dict[str, Any]) -> Any:
+    """The script that made a checkpoint: in the current folder or in the project's root."""
     name = Path(str(spec["script"])).name
     places = [folder / name for folder in (Path.cwd(), PROJECT)]
     script = next((path for path in places if path.is_file()), None)
     if script is None:
         where = "is neither in this folder nor in the project's root"
         raise ConfigError(f"checkpoint '{checkpoint}' was trained by '{name}', which {where}")
-    module = load_script(script)
+    return load_script(script)
+
+
+def load(module: Any, wanted: str, checkpoint: Path, spec: dict[str, Any], *args: Any) -> Any:
+    """What the function `wanted` of its script makes of a checkpoint."""
+    name = Path(str(spec["script"])).name
     if not hasattr(module, wanted):
         raise ConfigError(f"{name} has no {wanted}, so its checkpoint '{checkpoint}' cannot play")
-
-    def load(*args: Any) -> Any:
-        try:
-            if hasattr(module, "Args"):
-                known = {field.name for field in fields(module.Args)} & spec["args"].keys()
-                said = {name: spec["args"][name] for name in known}
-                check_ranges(module.Args(**{k: tuple(x) if isinstance(x, list) else x for k, x in said.items()}))
-            return getattr(module, wanted)(checkpoint, spec, *args)
-        except (ConfigError, MemoryError):
-            raise
-        except Exception as error:  # a spec that says what no run of this script says
-            what = f"{type(error).__name__}: {checkpoints.one_line(error)}"
-            raise ConfigError(f"checkpoint '{checkpoint}' does not fit {name}: {what}") from error
-
-    return load
+    try:
+        if hasattr(module, "Args"):
+            known = {field.name for field in fields(module.Args)} & spec["args"].keys()
+            said = {name: spec["args"][name] for name in known}
+            check_ranges(module.Args(**{k: tuple(x) if isinstance(x, list) else x for k, x in said.items()}))
+        return getattr(module, wanted)(checkpoint, spec, *args)
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:  # a spec that says what no run of this script says
+        what = f"{type(error).__name__}: {checkpoints.one_line(error)}"
+        raise ConfigError(f"checkpoint '{checkpoint}' does not fit {name}: {what}") from error
 
 
 def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False) -> Any:
@@ -115,15 +117,27 @@ def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False)
         raise ConfigError(f"'{path}' must end in the number of a learner after '@'")
     checkpoint = find_checkpoint(folder)
     spec = read_spec(checkpoint, env)
-    load = load_function(checkpoint, spec, "load_policy")
-    return load(env, seat, int(learner) if learner else None, seed, greedy)
+    script = script_of(checkpoint, spec)
+    if hasattr(script, "load_policy") or not hasattr(script, "load_team"):
+        number = int(learner) if learner else None
+        return load(script, "load_policy", checkpoint, spec, env, seat, number, seed, greedy)
+    if learner:
+        raise ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")
+    team = load_team(folder, env, seed, greedy)
+    team.seat = seat
+    return team
 
 
 def load_team(path: str, env: Any, seed: int, greedy: bool = False) -> Any:
     """The policies of all seats of `env` behind a checkpoint of a team: `act(env) -> (B, N)`, and `watch` as above."""
     checkpoint = find_checkpoint(path)
     spec = read_spec(checkpoint, env)
-    return load_function(checkpoint, spec, "load_team")(env, seed, greedy)
+    script, agents = script_of(checkpoint, spec), spec.get("num_agents", spec.get("learners"))  # how many, or which
+    trained = len(agents) if isinstance(agents, list) else agents
+    if hasattr(script, "load_team") and trained != env.spec.num_players:
+        here = f"{env.spec.env_id} has {env.spec.num_players}"
+        raise ConfigError(f"checkpoint '{checkpoint}' is of a team of {trained}, but {here}")
+    return load(script, "load_team", checkpoint, spec, env, seed, greedy)
 
 
 class Seats:

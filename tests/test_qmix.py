@@ -192,3 +192,17 @@ def test_every_mixer_trains_and_plays(mixer, env_id, tmp_path, capsys):
     assert actions.shape == (2, env.spec.num_players)
     team.watch(env, actions, env.step(actions)[-1])
     assert load_policy(str(tmp_path / "run"), env, 1, seed=1).act(env).shape == (2,)
+
+
+def test_a_team_of_another_size_is_one_line(monkeypatch):
+    from envs import roles
+
+    env, read = envs.make("smac-8m", num_envs=1, seed=3), roles.read_spec
+    monkeypatch.setattr(roles, "read_spec", lambda *args: read(*args) | {"learners": [0, 1, 2]})
+    with pytest.raises(envs.ConfigError, match="is of a team of 3, but smac-8m has 8"):
+        roles.load_team("pools/8m/qmix-1", env, 1)
+    with pytest.raises(envs.ConfigError, match="is of a team of 3, but smac-8m has 8"):
+        roles.load_policy("pools/8m/qmix-1", env, 2, 1)
+    monkeypatch.undo()
+    with pytest.raises(envs.ConfigError, match="one policy for all seats, so '@2' picks nothing"):
+        roles.load_policy("pools/8m/qmix-1@2", env, 2, 1)
