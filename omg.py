@@ -33,7 +33,7 @@ from envs.checkpoints import Kept
 from envs.devices import device_of, move
 from envs.episodes import Columns, Replay, RunningEpisodes, Tensors, ends, lambda_targets
 from envs.memory import GRU
-from envs.pool import Pool, find_members, load_members
+from envs.pool import MixedPlay, Pool, find_members, load_members, with_a_stranger
 from envs.run import Positive, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.team import ChoosingTeam, TeamGame, make_env, pick, play_team
 
@@ -517,28 +517,6 @@ class Learner(ChoosingTeam, Kept):
             self.joint[done] = self.game.num_actions
 
 
-class MixedPlay:
-    """The learner in its drawn seats among the members of a pool."""
-
-    def __init__(self, learner: Learner, pool: Pool):
-        self.learner, self.pool = learner, pool
-
-    def decide(self) -> tuple[Tensors, np.ndarray]:
-        """What was seen and the actions (B, N) of all"""
-        seen = self.pool.game.observe()
-        actions, who = self.pool.act(seen=seen), torch.from_numpy(self.pool.is_learner) & seen["alive"]
-        if who.any():
-            actions[who.numpy()] = self.learner.choose(seen, who).numpy()
-        return seen, actions
-
-    def act(self, env=None) -> np.ndarray:
-        return self.decide()[1]
-
-    def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
-        self.learner.watch(env, actions, info)
-        self.pool.watch(env, actions, info)
-
-
 class Recording(MixedPlay):
     """Notes the subgoal at each step of the first episode in each game, as long as there is one (see `embed`)."""
 
@@ -627,17 +605,6 @@ def evaluate(args: Args, nets: Networks, prior: Prior | None, episodes: int, see
         names = ("win_rate", "win_rate_ci95", "return", "inferred_win_rate")
         scores |= {f"{kind}_{name}": others[name] for name in names if name in others}
     return scores
-
-
-def with_a_stranger(members: list[Path], num_agents: int) -> list[str]:
-    """Line-ups of each member with somebody at random in one seat, as the learner is at first. By themselves members
-    play nearly the same battle over and over, and a prior learns little from it."""
-    lineups = []
-    for k, member in enumerate(members):
-        seats = [str(member)] * num_agents
-        seats[k * num_agents // len(members)] = "random"
-        lineups.append(",".join(seats))
-    return lineups
 
 
 def prepare_prior(args: Args, run: Run, env, members: list[Path]) -> Prior | None:

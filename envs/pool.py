@@ -67,6 +67,17 @@ def find_members(pattern: str, env: Any) -> list[Path]:
     return fits
 
 
+def with_a_stranger(members: list[Path], num_agents: int) -> list[str]:
+    """Line-ups of each member with somebody at random in one seat, as the learner is at first. By themselves members
+    play nearly the same battle over and over, and a prior learns little from it."""
+    lineups = []
+    for k, member in enumerate(members):
+        seats = [str(member)] * num_agents
+        seats[k * num_agents // len(members)] = "random"
+        lineups.append(",".join(seats))
+    return lineups
+
+
 class RuleTeam(Kept):
     """A rule-based team of a battle as a member."""
 
@@ -219,6 +230,28 @@ class Pool(MixedTeam):
         super().watch(env, actions, info)
         if info["done"].any():
             self.draw(np.flatnonzero(info["done"]))
+
+
+class MixedPlay:
+    """A learner, a team that can `choose` (envs/team.py), in its drawn seats among the members of a pool."""
+
+    def __init__(self, learner: Any, pool: Pool):
+        self.learner, self.pool = learner, pool
+
+    def decide(self) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        """What was seen and the actions (B, N) of all"""
+        seen = self.pool.game.observe()
+        actions, who = self.pool.act(seen=seen), torch.from_numpy(self.pool.is_learner) & seen["alive"]
+        if who.any():
+            actions[who.numpy()] = self.learner.choose(seen, who).numpy()
+        return seen, actions
+
+    def act(self, env: Any = None) -> np.ndarray:
+        return self.decide()[1]
+
+    def watch(self, env: Any, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
+        self.learner.watch(env, actions, info)
+        self.pool.watch(env, actions, info)
 
 
 def find_teammates(text: str, env: Any) -> list[str | Path]:
