@@ -702,15 +702,15 @@ def probe_goals(models: GoalModels, data: dict[str, Any], seen: Tensor, in_val: 
             fit_probe(probe, z[~is_val], label[~is_val])
             scores[f"goal/probe_{name}"] = (probe(z[is_val]).argmax(1) == label[is_val]).float().mean().item()
             kind_probe = probe if name == "kind" else kind_probe
-    print(
-        f"[GOAL] linear probes on z, {is_val.sum()} validation hunts: kind of prey {scores['goal/probe_kind']:.4f},"
-        f" which prey (its cell) {scores['goal/probe_cell']:.4f}"
-    )
+    words = {"kind": "what was taken" if is_planes else "which enemy was attacked", "cell": "on which cell"}
+    told = [f"{word} {scores[f'goal/probe_{name}']:.4f}" for name, word in words.items()]
+    told = ", ".join(text for text in told if not text.endswith("nan")) or "there is one kind only"
+    print(f"[GOAL] linear probes on z, {is_val.sum()} validation interactions: {told}")
     if picture and kind_probe and is_val.sum() > 2:
         height, width = models.sizes["height"], models.sizes["width"]
         place = np.stack(np.divmod(cell[is_val].numpy(), width), 1) / np.maximum([height - 1, width - 1], 1)
-        told = kind_probe(z[is_val]).detach().numpy()
-        draw_goal_map(picture, z[is_val].numpy(), told, kind[is_val].numpy(), kinds, place)
+        kind_told = kind_probe(z[is_val]).detach().numpy()
+        draw_goal_map(picture, z[is_val].numpy(), kind_told, kind[is_val].numpy(), kinds, place)
     return scores
 
 
@@ -889,9 +889,9 @@ def describe_epoch(epoch: int, result: dict[str, dict]) -> str:
     best = {name: f" (best by {what} alone {top[name]:.4f})" if top else "" for name, what in knows.items()}
     return (
         f"[MOA] epoch {epoch}: top1={known['top1']:.4f}{best['known']}, top3={known['top3']:.4f}, ce={known['ce']:.4f};"
-        f" moves {known['top1_moves']:.4f}{best['known_moves']}, hunts {known['top1_hunts']:.4f};"
+        f" moves {known['top1_moves']:.4f}{best['known_moves']}, interactions {known['top1_hunts']:.4f};"
         f" goal hidden: top1={hidden['top1']:.4f}{best['state']},"
-        f" moves {hidden['top1_moves']:.4f}, hunts {hidden['top1_hunts']:.4f}"
+        f" moves {hidden['top1_moves']:.4f}, interactions {hidden['top1_hunts']:.4f}"
     )
 
 
