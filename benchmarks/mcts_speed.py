@@ -42,9 +42,10 @@ from envs.roles import find_checkpoint, read_spec  # noqa: E402
 
 AIM = {"msh-4h1s-4x4": 330_000, "msh-4h1s-8x8": 230_000}
 PARTS = ("networks", "walk", "ask and draw", "grow", "answer", "rest")
-# the same search with its networks written a second time, compiled, as it was before: simulations per CPU second over
-# those of the plain search in the same run (1024 trees; 16 trees: one game)
-TWINS = {("msh-4h1s-4x4", 64): 114, ("msh-4h1s-8x8", 64): 99, ("msh-4h1s-4x4", 1): 70}
+# the search of version 0.1.0, whose networks were written a second time, compiled, in turns with this one on an idle
+# machine: its simulations per CPU second over those of today's plain search (1024 trees; 16 trees: one game). What is
+# compiled and what is Python differ in speed from machine to machine: on a slower one the first was 103
+TWINS = {("msh-4h1s-4x4", 64): 59, ("msh-4h1s-8x8", 64): 50, ("msh-4h1s-4x4", 1): 41, ("msh-4h1s-8x8", 1): 34}
 
 
 @dataclass
