@@ -3,7 +3,8 @@
 
 A line-up is the co-players of seat 1, as roles separated by commas; `ns,ns,ns>nh,nh,nh` has others from episode 16 on.
 Rows are kinds of agents (several runs each, pooled), or a run played in another way: `raw:RUN` without planning,
-`oracle:RUN` planning with the true action probabilities of rule-based co-players in the place of its opponent model.
+`no-intra:RUN` and `no-inter:RUN` with beliefs that do not move within an episode or begin anew with each, `oracle:RUN`
+planning with the true action probabilities of rule-based co-players in the place of its opponent model.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ PHASES = {"1": slice(0, 1), "2-5": slice(1, 5), "6-15": slice(5, 15), "16-30": s
 BACK, WINDOW = 0.95, 3  # an agent is back when so many episodes reach this share of what can be had
 ENOUGH = 3  # agents for an interval over agents
 WITHOUT_PLAN = ("PPO", "PPO with memory", "MAPPO")  # their raw policy is all they have
+BELIEFS = {"no-intra": "intra_om", "no-inter": "inter_om"}  # other ways to play a run: the setting that is off
+WAYS = ("raw", "oracle", *BELIEFS)
 COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#882255", "#117733", "#999933", "#332288")
 STYLES = ("-", "-.", "--", ":")
 NEXT_GAMES = 100_000  # added to the seed for each further agent: were the games the same, so would be their luck
@@ -50,14 +53,14 @@ def parse_agents(flag: str, text: str) -> list[str]:
 
 
 def parse_rows(text: str) -> dict[str, tuple[list[str], str]]:
-    """`name=run1,run2;name2=oracle:run3` -> name -> agents, and how they play: "", "raw" or "oracle"."""
+    """`name=run1,run2;name2=oracle:run3` -> name -> agents, and how they play: "" or one of WAYS."""
     rows = {}
     for entry in text.split(";") if text else ():
         name, equals, runs = (part.strip() for part in entry.partition("="))
         if not (name and equals and runs) or name in rows:
             raise ConfigError(f"--rows needs NAME=RUN,RUN;NAME=RUN, each name once, not '{entry.strip()}' in '{text}'")
         how, colon, rest = runs.partition(":")
-        how = how if colon and how in ("raw", "oracle") else ""
+        how = how if colon and how in WAYS else ""
         rows[name] = (parse_agents("rows", rest if how else runs), how)
     return rows
 
@@ -220,6 +223,10 @@ def make_company(args: Any, env: Any, agent: str, others: list[list[str]], how: 
             setattr(policy, name, value)
         elif how in ("adapts", "raw"):
             raise ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
+    if how in BELIEFS:
+        if not hasattr(getattr(policy, "args", None), BELIEFS[how]):
+            raise ConfigError(f"'{agent}' holds no beliefs, so there is no row {how}:{agent}")
+        setattr(policy.args, BELIEFS[how], False)
     parts = [Seats(env, [SEAT_1, *part], SEAT_1, args.seed + 1000, args.greedy) for part in others]
     company = Company(env, policy, parts)
     if how == "oracle":

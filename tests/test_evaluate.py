@@ -312,21 +312,50 @@ def test_an_oracle_knows_what_rule_based_players_do(env_id):
             assert taken.min() > 0 and abs(taken.mean() - guessed.mean()) < 0.03, role
 
 
-def test_an_oracle_plans_with_the_true_co_players(tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def hop_run(tmp_path_factory) -> str:
+    """The run folder of a HOP+ agent that has learned for one iteration."""
+    folder, module = tmp_path_factory.mktemp("hop") / "x", load_script(ROOT / "hopplus_mcts.py")
+    few = ["--total-timesteps", "16", "--eval-every", "0", "--run-dir", str(folder)]
+    assert main(module.Args, module.train, [*arguments("hopplus_mcts.py"), *few]) == 0
+    return str(folder)
+
+
+def test_beliefs_that_do_not_move_or_are_not_carried_over(hop_run):
+    """`no-intra`: what a player does changes nothing within an episode. `no-inter`: what it pursued before changes
+    nothing in the next one. Who holds no beliefs has no such row."""
+    args, others = evaluate.Args(runs=4), [["ns", "nh", "ns"]]
+
+    def beliefs_of(how: str):
+        env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed)
+        company = adaptation.make_company(args, env, hop_run, others, how, {"simulations": 2})
+        beliefs, first, moved = company.policy.beliefs, [], False
+        for _ in range(80):
+            company.act()
+            if beliefs.new_episode.any():
+                first.append(np.abs(beliefs.belief - beliefs.open_prior(beliefs.there()))[beliefs.new_episode].max())
+            before = beliefs.belief.copy()
+            actions = company.act()
+            _, _, _, _, info = env.step(actions)
+            company.watch(actions, info)
+            moved |= not np.array_equal(before, beliefs.belief)
+        return moved, len(first) > 2 and max(first[1:]) > 1e-5
+
+    assert beliefs_of("") == (True, True)
+    assert beliefs_of("no-intra") == (False, True)
+    assert beliefs_of("no-inter") == (True, False)
+    with pytest.raises(envs.ConfigError, match="holds no beliefs, so there is no row no-inter"):
+        env = envs.make(args.env_id, num_envs=2, seed=1)
+        module = load_script(ROOT / "ppo_baseline.py")
+        folder = hop_run.replace("/x", "/ppo")
+        assert main(module.Args, module.train, [*arguments("ppo_baseline.py"), "--run-dir", folder]) == 0
+        adaptation.make_company(args, env, folder, others, "no-inter", {})
+
+
+def test_an_oracle_plans_with_the_true_co_players(hop_run, monkeypatch):
     """Its trees ask the rules themselves, of every other player on the board, first of the game as it is and then of
     what may follow. What cannot be known is refused."""
-    asked, module = [], load_script(ROOT / "hopplus_mcts.py")
-    argv = [
-        *arguments("hopplus_mcts.py"),
-        "--total-timesteps",
-        "16",
-        "--eval-every",
-        "0",
-        "--run-dir",
-        str(tmp_path / "x"),
-    ]
-    assert main(module.Args, module.train, argv) == 0, capsys.readouterr().err
-    truth = adaptation.Company.probabilities
+    asked, truth = [], adaptation.Company.probabilities
 
     def probabilities(self, states, env_row, player):
         chances = truth(self, states, env_row, player)
@@ -337,7 +366,7 @@ def test_an_oracle_plans_with_the_true_co_players(tmp_path, monkeypatch, capsys)
 
     monkeypatch.setattr(adaptation.Company, "probabilities", probabilities)
     monkeypatch.setattr(adaptation, "EPISODES", 1)
-    args, run = evaluate.Args(runs=3), str(tmp_path / "x")
+    args, run = evaluate.Args(runs=3), hop_run
     returns = adaptation.adapt_among(args, run, [["nh", "late", "mix"]], {}, "oracle", {"simulations": 4})
     assert returns.shape == (3, 1)
     assert asked[0][0].all() and not asked[1][0].any() and sum(same.all() for same, _ in asked) > 3
