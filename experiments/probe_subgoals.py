@@ -105,7 +105,7 @@ def probe(run: str, args: Args) -> dict[str, object]:
         raise ConfigError(f"the prior VAE of '{run}' is not where it was: {spec.get('prior')}")
     found: dict[str, object] = {"run": run}
     for given in GIVEN:
-        env = make_env(how.env_id, args.episodes, args.seed)
+        env = make_env(how.env_id, args.episodes, args.seed, how.start_jitter)
         game = TeamGame(env)
         learner = Given(how, team.nets, game, args.seed, team.prior)
         learner.given = given

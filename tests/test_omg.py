@@ -533,8 +533,10 @@ def test_how_much_a_linear_map_explains():
 
 
 def test_the_probe_of_subgoals(teammates, priors, tmp_path, capsys, monkeypatch):
-    """Its inferred subgoals are those of play; the others are what they are called."""
+    """Its inferred subgoals are those of play, from starts that move as the run's did; the others are what they are
+    called."""
     flags = ["--vae-ckpt", priors[False], "--env-id", "smac-3m", "--teammates", teammates, "--goal-size", "8"]
+    flags += ["--start-jitter", "0.5"]
     run, table = str(tmp_path / "run"), tmp_path / "probe.csv"
     assert main(omg.Args, omg.train, [*flags, "--run-dir", run, *TINY, "--total-timesteps", "256"]) == 0
     given, subgoal = {name: [] for name in probe_subgoals.GIVEN}, probe_subgoals.Given.subgoal
@@ -543,6 +545,11 @@ def test_the_probe_of_subgoals(teammates, priors, tmp_path, capsys, monkeypatch)
         given[self.given].append((self.mean[who].clone(), subgoal(self, who, *seen)))
         return given[self.given][-1][1]
 
+    def make_moved(env_id, num_envs, seed, *jitter):
+        assert num_envs == 1 or jitter == (0.5,)
+        return make_env(env_id, num_envs, seed, *jitter)
+
+    monkeypatch.setattr(probe_subgoals, "make_env", make_moved)
     monkeypatch.setattr(probe_subgoals.Given, "subgoal", note)
     probe_subgoals.main(probe_subgoals.Args((run,), episodes=8, ahead=2, out=str(table)))
     assert all(torch.equal(inferred, goal) for inferred, goal in given["inferred"])
