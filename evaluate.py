@@ -107,8 +107,8 @@ class Args:
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
     rows: str = ""
-    """adaptation: further rows, e.g. "no goals=RUN,RUN;PPO with memory=RUN;oracle=oracle:RUN" (or raw:RUN, no-intra:RUN,
-    no-inter:RUN)"""
+    """adaptation: further rows, e.g. "no goals=RUN,RUN;PPO with memory=RUN;oracle=oracle:RUN" (or raw:RUN,
+    no-intra:RUN, no-inter:RUN)"""
     strangers: str = ""
     """adaptation: run folder of agents that are co-players, too"""
     best_responses: str = ""
