@@ -360,7 +360,7 @@ def record_replay(args: Args, settings: dict) -> Replay:
     if args.adaptation:
         agent, *_ = parse_agents("adaptation", args.adaptation)
         others, *_ = parse_line_ups(args, envs.game(args.env_id, **settings)).values()
-        how["seats"] = lambda env: make_company(args, env, agent, others, "adapts", budget_of(args))
+        how["seats"] = lambda env: make_company(args, env, agent, [others], "adapts", budget_of(args))
         return record(args.env_id, ",".join([agent, *others[0]]), 30, args.seed, args.greedy, settings, **how)
     episodes = min(args.episodes, MOST_EPISODES)
     return record(args.env_id, args.roles, episodes, args.seed, args.greedy, settings, **how)
@@ -450,9 +450,9 @@ def main(args: Args) -> None:
                 print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
             print_table([row for row in of_line_up if row["agent"] == "all"], hide=HIDDEN)
             rows += of_line_up
+            write_rows(args, settings, rows)  # a table takes long: what is known is kept
         if args.plot:
             plot_adaptation(args.plot, rows)
-        write_rows(args, settings, rows)
         return
     if args.beliefs:
         beliefs(args, settings)

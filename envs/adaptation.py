@@ -21,6 +21,7 @@ import numpy as np
 import envs
 from envs.checkpoints import read_json
 from envs.errors import ConfigError
+from envs.players import RulePlayers
 from envs.players import names as rule_names
 from envs.roles import ALGORITHMS, Seats, find_checkpoint, load_policy, play_in_a_row
 from envs.user_players import find_class, is_file_role
@@ -36,6 +37,7 @@ BELIEFS = {"no-intra": "intra_om", "no-inter": "inter_om"}  # other ways to play
 WAYS = ("raw", "oracle", *BELIEFS)
 COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#882255", "#117733", "#999933", "#332288")
 STYLES = ("-", "-.", "--", ":")
+TOGETHER = 6  # line-ups that are played at once
 NEXT_GAMES = 100_000  # added to the seed for each further agent: were the games the same, so would be their luck
 
 
@@ -141,10 +143,11 @@ def read_row(row: dict[str, str]) -> dict:
 
 
 class Company:
-    """An agent's policy in seat 1 and its co-players, others of them after a switch, in B games."""
+    """An agent's policy in seat 1 and its co-players, others of them after a switch (in the games of `switches`: all),
+    in B games."""
 
-    def __init__(self, env: Any, policy: Any, parts: list[Seats]):
-        self.env, self.policy, self.parts = env, policy, parts
+    def __init__(self, env: Any, policy: Any, parts: list[Seats], switches: np.ndarray | bool = True):
+        self.env, self.policy, self.parts, self.switches = env, policy, parts, switches
         self.episode = np.zeros(env.num_envs, np.int64)
 
     @property
@@ -160,7 +163,7 @@ class Company:
     @property
     def switched(self) -> np.ndarray:
         """(B,) whether the second co-players sit there"""
-        return (self.episode >= SWITCH_AFTER) & (len(self.parts) > 1)
+        return (self.episode >= SWITCH_AFTER) & (len(self.parts) > 1) & self.switches
 
     def act(self) -> np.ndarray:
         actions = self.parts[0].act()
@@ -214,9 +217,9 @@ def budget_of(args: Any) -> dict[str, float]:
     return {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
 
 
-def make_company(args: Any, env: Any, agent: str, others: list[list[str]], how: str, budget: dict) -> Company:
-    """`agent` among `others`; `budget` sets those attributes (simulations, play_beta) that its policy has; `adapts` and
-    `raw` need theirs."""
+def make_company(args: Any, env: Any, agent: str, line_ups: list[list[list[str]]], how: str, budget: dict) -> Company:
+    """`agent` among the co-players of each line-up, in as many games each; several line-ups are rule-based. `budget`
+    sets those attributes (simulations, play_beta) that its policy has; `adapts` and `raw` need theirs."""
     policy = load_policy(agent, env, 0, args.seed, args.greedy)
     for name, value in (budget | ({"planned": False} if how == "raw" else {})).items():
         if hasattr(policy, name):
@@ -227,21 +230,46 @@ def make_company(args: Any, env: Any, agent: str, others: list[list[str]], how: 
         if not hasattr(getattr(policy, "args", None), BELIEFS[how]):
             raise ConfigError(f"'{agent}' holds no beliefs, so there is no row {how}:{agent}")
         setattr(policy.args, BELIEFS[how], False)
-    parts = [Seats(env, [SEAT_1, *part], SEAT_1, args.seed + 1000, args.greedy) for part in others]
-    company = Company(env, policy, parts)
+    parts = []
+    for k in range(max(map(len, line_ups))):
+        now = [others[min(k, len(others) - 1)] for others in line_ups]
+        parts.append(Seats(env, [SEAT_1, *now[0]], SEAT_1, args.seed + 1000, args.greedy))
+        if len(now) > 1:
+            parts[k].rules = RulePlayers(env.game, [[None, *part] for part in now], env.num_envs, args.seed + 1000)
+    switches = np.repeat([len(others) > 1 for others in line_ups], env.num_envs // len(line_ups))
+    company = Company(env, policy, parts, switches)
     if how == "oracle":
         if not hasattr(getattr(policy, "planner", None), "grow_trees"):
             raise ConfigError(f"'{agent}' plans with no trees, so it cannot be an oracle")
-        for role in {role for part in others for role in part} - {*rule_names(env.game)}:
+        for role in {role for others in line_ups for part in others for role in part} - {*rule_names(env.game)}:
             raise ConfigError(f"an oracle knows rule-based players alone, not '{role}'")
         policy.planner.__class__ = oracle_of(policy.planner, company)
     return company
 
 
-def adapt_among(args: Any, agent: str, others: list[list[str]], settings: dict, how: str, budget: dict) -> np.ndarray:
-    """(runs, 30) returns of `agent` among `others`"""
-    env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed, **settings)
-    return play_in_a_row(env, make_company(args, env, agent, others, how, budget), EPISODES)
+def adapt_among(
+    args: Any, agent: str, line_ups: list[list[list[str]]], settings: dict, how: str, budget: dict
+) -> np.ndarray:
+    """(line-ups, runs, 30) returns of `agent` among the co-players of each line-up"""
+    env = envs.make(args.env_id, num_envs=args.runs * len(line_ups), seed=args.seed, **settings)
+    returns = play_in_a_row(env, make_company(args, env, agent, line_ups, how, budget), EPISODES)
+    return returns.reshape(len(line_ups), args.runs, EPISODES)
+
+
+def in_batches(line_ups: dict[str, list[list[str]]], known: tuple[str, ...]) -> Iterator[dict[str, list[list[str]]]]:
+    """The line-ups in their order, rule-based neighbours together: a planner is faster with many games."""
+    batch: dict[str, list[list[str]]] = {}
+    for name, others in line_ups.items():
+        alone = any(role not in known for part in others for role in part)
+        if batch and (alone or len(batch) == TOGETHER):
+            yield batch
+            batch = {}
+        batch[name] = others
+        if alone:
+            yield batch
+            batch = {}
+    if batch:
+        yield batch
 
 
 # the table
@@ -298,34 +326,45 @@ def adaptation(args: Any, settings: dict) -> Iterator[list[dict]]:
     earlier = read_best_responses(args.best_responses) if args.best_responses.endswith(".csv") else {}
     best = find_best_responses(args.best_responses) if args.best_responses and not earlier else {}
     levels = {name: row["16-30"] for name, row in earlier.items()}  # what the best response gets in the end
-    for name, others in line_ups.items():
-        texts = [",".join(part) for part in others]
-        responses = best.get(texts[0]) or best.get(",".join(others[0][-1:] + others[0][:-1]), [])
-        rows: list[dict] = []
-        played: dict[str, dict[str, np.ndarray]] = {}  # player -> agent -> (runs, 30)
-        everybody = players | ({"best response": (responses, "", {})} if len(others) == 1 else {})
-        for label, (several, how, more) in everybody.items():
-            for k, agent in enumerate(several):
-                games = replace(args, seed=args.seed + NEXT_GAMES * (k % num_seeds))
-                played.setdefault(label, {})[agent] = adapt_among(games, agent, others, settings, how, more)
-        if "best response" in played:
-            levels[name] = np.mean([part[:, PHASES["16-30"]].mean() for part in played["best response"].values()])
-        level = levels.get(name.rpartition(">")[2].strip())  # after a switch, that of the second co-players
-        for label, of_agents in played.items():
-            groups = {"all": list(of_agents.values())}
-            groups |= {agent: [part] for agent, part in of_agents.items() if len(of_agents) > 1}
-            for agent, parts in groups.items():
-                # agents that met the same starts are no independent sample
-                over = "agents" if ENOUGH <= len(parts) <= num_seeds else "runs"
-                cells, returns = summarise_runs(parts, over), np.concatenate(parts).mean(0)
-                cells["share of best"] = float(cells["16-30"] / level) if level else np.nan
-                reached = level or returns[-5:].mean()
-                cells["back after"] = back_after(returns, reached) if len(others) > 1 else np.nan
-                cells["returns"] = returns.round(4).tolist()
-                rows.append({"among": name, "player 1": label, "agent": agent} | cells)
-        if name in earlier:
-            rows.append({"among": name, "player 1": "best response", "agent": "all"} | earlier[name])
-        yield rows
+
+    def play(several: list[str], how: str, more: dict, batch: list[list[list[str]]]) -> dict[str, np.ndarray]:
+        """Agent -> (line-ups, runs, 30)"""
+        games = [replace(args, seed=args.seed + NEXT_GAMES * (k % num_seeds)) for k in range(len(several))]
+        return {agent: adapt_among(games[k], agent, batch, settings, how, more) for k, agent in enumerate(several)}
+
+    for batch in in_batches(line_ups, rule_names(envs.game(args.env_id, **settings))):
+        played = {label: play(*how, [*batch.values()]) for label, how in players.items()}
+        for j, (name, others) in enumerate(batch.items()):
+            of_players = {label: {agent: r[j] for agent, r in found.items()} for label, found in played.items()}
+            responses = best.get(",".join(others[0])) or best.get(",".join(others[0][-1:] + others[0][:-1]), [])
+            if responses and len(others) == 1:
+                found = play(responses, "", {}, [others])
+                of_players["best response"] = {agent: r[0] for agent, r in found.items()}
+                levels[name] = np.mean([r[0][:, PHASES["16-30"]].mean() for r in found.values()])
+            level = levels.get(name.rpartition(">")[2].strip())  # after a switch, that of the second co-players
+            rows = rows_of(name, of_players, level, num_seeds, switched=len(others) > 1)
+            if name in earlier:
+                rows.append({"among": name, "player 1": "best response", "agent": "all"} | earlier[name])
+            yield rows
+
+
+def rows_of(
+    name: str, of_players: dict[str, dict[str, np.ndarray]], level: float | None, num_seeds: int, switched: bool
+) -> list[dict]:
+    """Rows of one line-up; of_players: player -> agent -> (runs, 30) returns, level: what the best response gets."""
+    rows = []
+    for label, of_agents in of_players.items():
+        groups = {"all": list(of_agents.values())}
+        groups |= {agent: [part] for agent, part in of_agents.items() if len(of_agents) > 1}
+        for agent, parts in groups.items():
+            # agents that met the same starts are no independent sample
+            over = "agents" if ENOUGH <= len(parts) <= num_seeds else "runs"
+            cells, returns = summarise_runs(parts, over), np.concatenate(parts).mean(0)
+            cells["share of best"] = float(cells["16-30"] / level) if level else np.nan
+            cells["back after"] = back_after(returns, level or returns[-5:].mean()) if switched else np.nan
+            cells["returns"] = returns.round(4).tolist()
+            rows.append({"among": name, "player 1": label, "agent": agent} | cells)
+    return rows
 
 
 # the figure

@@ -371,7 +371,7 @@ def act_rows(grid, roles, mixed, flips, orders, memory, words, legal, t, streams
     for b in range(actions.shape[0]):
         looked, count, blocked = False, 0, False
         for player in range(num_players):
-            role = roles[player]
+            role = roles[b, player]
             if role == NOBODY:
                 continue
             stream = b * num_players + player
@@ -420,7 +420,7 @@ def chances_rows(
     for m in range(chances.shape[0]):
         cells[:] = -1
         count = read_planes(grid, words[m], player[m], bits, things, codes, cells)
-        b, role = env_row[m], roles[player[m]]
+        b, role = env_row[m], roles[env_row[m], player[m]]
         if role == MIX:
             role = memory.drawn[b, player[m]]
         options = options_of(grid, role, orders, memory, b, player[m], things, codes, count, cells, legal[m], t[m])
@@ -468,22 +468,26 @@ def refuse_held_out(roles: Iterable[str]) -> None:
 class RulePlayers:
     """Rule-based players in some seats of a batched env.
 
-    `roles` has one entry per seat: a name, or None for a seat that somebody else plays.
+    `roles` has one entry per seat: a name, or None for a seat that somebody else plays. Or it has such lists, one for
+    each of several equal blocks of games.
     """
 
-    def __init__(self, game: GridGame, roles: Sequence[str | None], num_envs: int, seed: int):
-        if len(roles) != game.num_players:
-            raise ConfigError(f"{game.env_id} has {game.num_players} players, but {len(roles)} roles were given")
+    def __init__(self, game: GridGame, roles: Sequence[Any], num_envs: int, seed: int):
+        line_ups = roles if roles and isinstance(roles[0], list) else [roles]
         seekers = list(game.seekers)
         codes = {None: NOBODY, "mix": MIX, "random": RANDOM, "fix": FIX}
         codes |= {name: SEEKER + k for k, name in enumerate(seekers)}
         codes |= {name: SHY + HELD_OUT.index(name) for name in game.held_out}
-        for role in roles:
-            if role not in codes:
-                known = ", ".join(names(game))
-                raise ConfigError(f"unknown role '{role}'; the rule-based players of {game.env_id} are {known}")
-        self.game, self.roles = game, tuple(roles)
-        self.codes = np.array([codes[role] for role in roles], np.int64)
+        for line_up in line_ups:
+            if len(line_up) != game.num_players:
+                raise ConfigError(f"{game.env_id} has {game.num_players} players, but {len(line_up)} roles were given")
+            for role in line_up:
+                if role not in codes:
+                    known = ", ".join(names(game))
+                    raise ConfigError(f"unknown role '{role}'; the rule-based players of {game.env_id} are {known}")
+        self.game, self.roles = game, tuple(line_ups[0])  # of the first game
+        of_blocks = np.array([[codes[role] for role in line_up] for line_up in line_ups], np.int64)
+        self.codes = of_blocks.repeat(num_envs // len(line_ups), axis=0)  # (B, N)
         self.mixed = np.array([codes[name] for name in game.mix], np.int64)
         self.flips = np.array([RANDOM, *(SEEKER + k for k in range(len(seekers)))], np.int64)  # what `flip` may be
         self.orders = np.full((len(seekers), len(game.kinds)), -1, np.int64)

@@ -39,10 +39,11 @@ def played(monkeypatch):
     time; its raw policy half of that. Remembers (agent, co-players, seed)."""
     calls = []
 
-    def adapt_among(args, agent, others, settings, how, budget):
-        calls.append((Path(agent).name, ">".join(",".join(part) for part in others), args.seed))
+    def adapt_among(args, agent, line_ups, settings, how, budget):
+        calls.extend((Path(agent).name, ">".join(map(",".join, others)), args.seed) for others in line_ups)
         of_runs = np.array([1.0, 3.0]) + 2 * "xyz".index(Path(agent).name[0])
-        return np.repeat(of_runs[:, None], 30, 1) * (0.5 if how == "raw" else 1.0)
+        returns = np.repeat(of_runs[:, None], 30, 1) * (0.5 if how == "raw" else 1.0)
+        return np.stack([returns] * len(line_ups))
 
     monkeypatch.setattr(adaptation, "adapt_among", adapt_among)
     return calls
@@ -205,7 +206,7 @@ def test_an_agent_named_twice_is_refused(tmp_path):
 
 def test_search_and_sharpness_are_asked_of_the_agent_that_adapts_alone(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(adaptation, "adapt_among", lambda *_: (asked.append(_[4:]), np.ones((2, 30)))[1])
+    monkeypatch.setattr(adaptation, "adapt_among", lambda *_: (asked.append(_[4:]), np.ones((1, 2, 30)))[1])
     agent = make_agents(tmp_path, "x")[0]
     players = {"adaptation": agent, "compare": agent, "line_ups": "ns,ns,ns"}
     evaluate.main(evaluate.Args(runs=2, simulations=7, play_beta=3.5, csv=str(tmp_path / "a.csv"), **players))
@@ -288,6 +289,32 @@ def test_co_players_switch_after_episode_15_and_come_without_a_past():
     assert (both > 100).all()
 
 
+def test_line_ups_are_played_together(monkeypatch):
+    """Each in its own block of games, where its players act as if they were in all of them, and switch alone."""
+    env = envs.make("msh-4h1s-4x4", num_envs=12, seed=1, horizon=3)
+    monkeypatch.setattr(adaptation, "load_policy", lambda *_: Onward())
+    line_ups = [[["ns"] * 3], [["nh"] * 3, ["late"] * 3], [["tft", "random", "flip"]]]
+    company = adaptation.make_company(evaluate.Args(), env, "x", line_ups, "", {})
+    alone = [adaptation.make_company(evaluate.Args(), env, "x", [others], "", {}) for others in line_ups]
+    switched = np.zeros(12, bool)
+    for _ in range(60):
+        actions = company.act()
+        for k, one in enumerate(alone):
+            np.testing.assert_array_equal(actions[4 * k : 4 * k + 4], one.act()[4 * k : 4 * k + 4])
+        switched |= company.switched
+        info = env.step(actions)[4]
+        for one in (company, *alone):
+            one.watch(actions, info)
+    np.testing.assert_array_equal(switched, np.arange(12) // 4 == 1)
+
+
+def test_line_ups_of_rules_are_batched_and_others_play_alone():
+    rules, stranger = [["ns"] * 3], [["ns", "runs/x", "ns"]]
+    line_ups = {f"{k}": rules for k in range(7)} | {"x": stranger, "y": rules, "z": [*rules, *stranger]}
+    batches = [list(batch) for batch in adaptation.in_batches(line_ups, ("ns",))]
+    assert batches == [list("012345"), ["6"], ["x"], ["y"], ["z"]]
+
+
 @pytest.mark.parametrize("env_id", ["msh-4h2s-4x4", "msd-4x4"])
 def test_an_oracle_knows_what_rule_based_players_do(env_id):
     """Of the plain ones as recording.py has it; of all, no action that a player takes has chance 0, and the mean chance
@@ -324,7 +351,7 @@ def hop_run(tmp_path_factory) -> str:
 def test_beliefs_that_do_not_move_or_are_not_carried_over(hop_run):
     """`no-intra`: what a player does changes nothing within an episode. `no-inter`: what it pursued before changes
     nothing in the next one. Who holds no beliefs has no such row."""
-    args, others = evaluate.Args(runs=4), [["ns", "nh", "ns"]]
+    args, others = evaluate.Args(runs=4), [[["ns", "nh", "ns"]]]
 
     def beliefs_of(how: str):
         env = envs.make(args.env_id, num_envs=args.runs, seed=args.seed)
@@ -367,12 +394,12 @@ def test_an_oracle_plans_with_the_true_co_players(hop_run, monkeypatch):
     monkeypatch.setattr(adaptation.Company, "probabilities", probabilities)
     monkeypatch.setattr(adaptation, "EPISODES", 1)
     args, run = evaluate.Args(runs=3), hop_run
-    returns = adaptation.adapt_among(args, run, [["nh", "late", "mix"]], {}, "oracle", {"simulations": 4})
-    assert returns.shape == (3, 1)
+    returns = adaptation.adapt_among(args, run, [[["nh", "late", "mix"]]], {}, "oracle", {"simulations": 4})
+    assert returns.shape == (1, 3, 1)
     assert asked[0][0].all() and not asked[1][0].any() and sum(same.all() for same, _ in asked) > 3
     assert all(np.allclose(chances.sum(1), 1.0) for _, chances in asked)
     with pytest.raises(envs.ConfigError, match="an oracle knows rule-based players alone"):
-        adaptation.adapt_among(args, run, [[run, "ns", "ns"]], {}, "oracle", {})
+        adaptation.adapt_among(args, run, [[[run, "ns", "ns"]]], {}, "oracle", {})
 
 
 # beliefs

@@ -612,9 +612,9 @@ def test_a_checkpoint_plays_and_adapts(finished):
         assert torch.equal(weight, weights[name]), name
     assert policy.planned and policy.planner.world.model is policy.planner.nets["world"]
     assert np.take_along_axis(env.legal[:, 2], policy.act(env)[:, None], 1).all()
-    line_up = [["ns", "nh", "random"]]
-    returns = adaptation.adapt_among(evaluate.Args(runs=2), str(finished), line_up, {}, "raw", {})
-    assert returns.shape == (2, 30) and np.isfinite(returns).all()
+    line_ups = [[["ns", "nh", "random"]], [["ns"] * 3, ["tft"] * 3]]
+    returns = adaptation.adapt_among(evaluate.Args(runs=2), str(finished), line_ups, {}, "raw", {})
+    assert returns.shape == (2, 2, 30) and np.isfinite(returns).all()
 
 
 def test_checkpoints_are_watched_and_pooled(finished, tmp_path):
