@@ -106,14 +106,15 @@ def algorithm_of(agents: list[str]) -> str:
 # best responses
 
 
-def find_best_responses(folder: str) -> dict[str, list[str]]:
-    """Co-players -> finished runs below `folder` whose only learner sat in seat 1 among them."""
+def find_best_responses(folder: str, env_id: str) -> dict[str, list[str]]:
+    """Co-players -> finished runs of this game below `folder` whose only learner sat in seat 1 among them."""
     found: dict[str, list[str]] = {}
     if not Path(folder).is_dir():
         raise ConfigError(f"--best-responses {folder}: there is no such folder; give one with runs, or a table (.csv)")
     for path in sorted(Path(folder).rglob("args.json")):
-        roles = str(read_json(path, args=dict)["args"].get("roles")).split(",")
-        if (path.parent / "result.json").is_file() and len(roles) > 1 and roles[0] in ("ppo", "hop"):
+        args = read_json(path, args=dict)["args"]
+        roles, here = str(args.get("roles")).split(","), args.get("env_id", env_id) == env_id
+        if here and (path.parent / "result.json").is_file() and len(roles) > 1 and roles[0] in ("ppo", "hop"):
             found.setdefault(",".join(roles[1:]), []).append(str(path.parent))
     return found
 
@@ -324,7 +325,7 @@ def adaptation(args: Any, settings: dict) -> Iterator[list[dict]]:
         players[name] = (several, how, {} if how == "raw" else budget)
     num_seeds = max(len(several) for several, _, _ in players.values())  # k-th agents of all players: the same starts
     earlier = read_best_responses(args.best_responses) if args.best_responses.endswith(".csv") else {}
-    best = find_best_responses(args.best_responses) if args.best_responses and not earlier else {}
+    best = find_best_responses(args.best_responses, args.env_id) if args.best_responses and not earlier else {}
     levels = {name: row["16-30"] for name, row in earlier.items()}  # what the best response gets in the end
 
     def play(several: list[str], how: str, more: dict, batch: list[list[list[str]]]) -> dict[str, np.ndarray]:

@@ -289,6 +289,16 @@ def test_co_players_switch_after_episode_15_and_come_without_a_past():
     assert (both > 100).all()
 
 
+def test_best_responses_are_of_the_same_game(tmp_path):
+    """A folder may hold those of several games."""
+    folder = best_responses(tmp_path, "ppo,ns,ns,ns", "x9", "y9")
+    other = {"args": {"roles": "ppo,ns,ns,ns", "env_id": "msh-4h2s-4x4"}}
+    (tmp_path / "best" / "y9" / "args.json").write_text(json.dumps(other))
+    for env_id, name in (("msh-4h1s-4x4", "x9"), ("msh-4h2s-4x4", "y9")):
+        found = adaptation.find_best_responses(folder, env_id)["ns,ns,ns"]
+        assert str(tmp_path / "best" / name) in found and (name == "y9" or len(found) == 1)
+
+
 def test_line_ups_are_played_together(monkeypatch):
     """Each in its own block of games, where its players act as if they were in all of them, and switch alone."""
     env = envs.make("msh-4h1s-4x4", num_envs=12, seed=1, horizon=3)
