@@ -150,7 +150,8 @@ def test_the_pools_of_the_project_play(map_name):
     env = make_env(f"smac-{map_name}", 4, 1)
     trained, tested = find_members("", env), find_members(f"pools/{map_name}/*-10[1-3]", env)
     assert trained and not {path.resolve() for path in trained} & {path.resolve() for path in tested}
-    assert {member.algorithm for member in load_members(tested, env, 1)} == {"qmix", "vdn", "iql"}
+    algorithms = {member.algorithm for member in load_members(tested, env, 1)}
+    assert algorithms - {"mappo_hyper"} == {"qmix", "vdn", "iql"}
     team = mixed_team([str(trained[0])], env, 1)
     assert play_team(TeamGame(env), team)["win_rate"] == 1.0
 
