@@ -44,6 +44,7 @@ COLOURS = {
     "QMIX": "#CC79A7", "VDN": "#56B4E9", "IQL": "#882255", "OMG": "#7766FF",
 }  # fmt: skip
 MORE_COLOURS = ["#56B4E9", "#CC79A7", "#882255", "#7766FF", "#772200", "#99CC77", "#332288"]
+BACK = 0.95  # of what it was before a switch: then a run is back
 STYLES = ["-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2))]
 
 
@@ -102,6 +103,17 @@ def first_at(points: list, threshold: float) -> tuple[float, float] | None:
 def value_at(points: list, step: float) -> float | None:
     """The value of the first evaluation at or after a step."""
     return next((value for at, _, value in points if at >= step), None)
+
+
+def after_switch(points: list, at: float) -> dict[str, float | None]:
+    """The last value before a step and the first from it on, and how many steps later BACK of the former is reached."""
+    before = next((value for step, _, value in reversed(points) if step < at), None)
+    later = [point for point in points if point[0] >= at]
+    if before is None or not later:
+        return {}
+    back = first_at(later, BACK * before)
+    drop = before - later[0][2]
+    return {"before": before, "after": later[0][2], "drop": drop, "steps_to_be_back": back[0] - at if back else None}
 
 
 # ---------------------------------------------------------------------------------------------------- statistics
@@ -216,6 +228,9 @@ class Results:
         for threshold in run.cell.thresholds:
             hit = first_at(points, threshold) or (None, None)
             row[f"steps_to_{threshold:g}"], row[f"minutes_to_{threshold:g}"] = hit
+        if run.cell.switch_at:
+            watched = curve(self.logs[run], run.cell.switch_metric or metric)
+            row |= after_switch(watched, run.cell.switch_at)
         for name in run.cell.also:
             values = [value for _, _, value in curve(self.logs[run], name)]
             row[name] = float(np.mean(values)) if values else None
@@ -271,6 +286,13 @@ class Results:
         count = f"{len(steps)} of {len(self.runs_of(cell))}"
         return f"{np.mean(steps):,.0f} ({np.mean(minutes):.2f} min; {count})" if steps else f"not reached ({count})"
 
+    def back(self, cell: Cell) -> str:
+        if not self.values(cell, "before"):
+            return "-"
+        steps = list(self.by_seed(cell, "steps_to_be_back").values())
+        count = f"{len(steps)} of {len(self.runs_of(cell))}"
+        return f"{np.mean(steps):,.0f} ({count})" if steps else f"never ({count})"
+
     def seeds(self, cell: Cell) -> str:
         done, wanted = len(self.runs_of(cell)), len(cell.seeds)
         return str(done) if done == wanted else f"**{done} of {wanted}**"
@@ -322,6 +344,13 @@ class Results:
         for name in (name for name in also if name.startswith("eval/")):
             evaluated[f"final `{name}`, mean"] = partial(self.mean, f"final {name}")
             evaluated[f"final `{name}` minus the baseline's"] = partial(self.minus_baseline, f"final {name}")
+        switch = {
+            "last before the switch": partial(self.mean, "before"),
+            "first after it": partial(self.mean, "after"),
+            "drop": partial(self.mean, "drop"),
+            "drop minus the baseline's": partial(self.minus_baseline, "drop"),
+            f"env steps to {BACK:.0%} of before (seeds)": self.back,
+        }
         ends = {
             "final, greedy play": partial(self.mean, "greedy"),
             "final of the best checkpoint": partial(self.mean, "best"),
@@ -333,6 +362,7 @@ class Results:
             {f"env steps to {value:g} (minutes; seeds)": partial(self.reached, value) for value in thresholds},
             {f"{metric} at {step:,} steps": partial(self.mean, f"at_{step}") for step in self.sweep.at_steps},
             evaluated,
+            switch if any(cell.switch_at for cell in cells) else {},
             {f"`{name}`, mean over training": partial(self.mean_over_training, name) for name in also},
             ends,
         ]

@@ -51,7 +51,7 @@ SWEEP_KEYS = {
 }  # fmt: skip
 SHARED_KEYS = {  # of the file for all cells, or of one cell
     "script": "str", "algorithm": "str", "baseline": "str",
-    "seeds": "list[int]", "thresholds": "list[float]", "also": "list[str]",
+    "seeds": "list[int]", "thresholds": "list[float]", "also": "list[str]", "switch_at": "int", "switch_metric": "str",
 }  # fmt: skip
 CELL_KEYS = SHARED_KEYS | {"label": "str", "task": "str"}
 SET_HERE = ("seed", "run-dir", "resume", "track", "wandb-group", "wandb-tags")  # flags that only sweep.py sets
@@ -173,6 +173,10 @@ class Cell:
     thresholds: list[float] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
     """more columns of metrics.csv: the report shows their means over training"""
+    switch_at: int = 0
+    """env steps after which the task is another (0: it stays); the report shows the drop and the way back"""
+    switch_metric: str = ""
+    """where that shows (default: the sweep's metric)"""
 
 
 @dataclass
@@ -468,7 +472,8 @@ def check_columns(sweep: Sweep, runs: list[Run]) -> None:
         if path.is_file():
             with open(path, encoding="utf-8", errors="replace", newline="") as file, contextlib.suppress(csv.Error):
                 known |= set(next(csv.reader(file), []))
-    for name in [sweep.metric, *(name for cell in sweep.cells for name in cell.also)]:
+    of_cells = [name for cell in sweep.cells for name in [*cell.also, *[cell.switch_metric] * bool(cell.switch_metric)]]
+    for name in [sweep.metric, *of_cells]:
         if known and name not in known:
             raise ConfigError(f'{sweep.path}: no run has a column "{name}" in its metrics.csv{hint(name, known)}')
 

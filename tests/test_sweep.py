@@ -697,6 +697,26 @@ def test_further_scores_of_evaluations_have_their_final_values_compared(place):
     assert table in Path("out/toy.md").read_text()
 
 
+def test_drop_and_recovery_after_a_switch(place):
+    """By the cell's own metric: the last value before, the first from the step on, and steps until 95 % of before."""
+    Path("toy.toml").write_text(LOGGED.replace("also", "switch_at = 200\nswitch_metric = 'eval/b'\nalso", 1))
+    rows = "global_step,wall_time,losses/kl,hyper/size,charts/SPS,eval/return,eval/b\n" + "".join(
+        f"{step},1,1,1,1,7,{{}}\n" for step in (100, 199, 200, 300, 500)
+    )
+    write_run("plain", 1, 1.0, rows.format(9, 2.0, 1.0, 1.8, 1.95))
+    write_run("plain", 2, 1.0, rows.format(9, 4.0, 2.0, 3.8, 0))
+    write_run("hyper", 1, 1.0, rows.format(9, 2.0, 1.5, 1.6, 1.7))
+    write_run("hyper", 2, 1.0, rows.format(9, 4.0, 2.5, 2.0, 2.0))
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    text = Path("out/toy.md").read_text()
+    assert "| drop | drop minus the baseline's | env steps to 95% of before (seeds) |\n" in text
+    values = "3.000 [2.000, 4.000] | 1.500 [1.000, 2.000] | 1.500 [1.000, 2.000]"
+    assert f"| toy | plain | {values} | - | 200 (2 of 2) |\n" in text
+    values = "3.000 [2.000, 4.000] | 2.000 [1.500, 2.500] | 1.000 [0.500, 1.500]"
+    assert f"| toy | hyper | {values} | -0.500 [-0.500, -0.500] | never (0 of 2) |\n" in text
+    assert report.after_switch(POINTS, 0.0) == report.after_switch(POINTS, 500.0) == {}
+
+
 def test_a_mean_over_training_is_of_all_seeds_or_of_none(place):
     write_logged_runs()
     (next(Path("runs/toy").glob("hyper__*__2")) / "metrics.csv").write_text("global_step,wall_time\n100,1\n")
@@ -716,6 +736,7 @@ def test_a_mean_over_training_is_of_all_seeds_or_of_none(place):
             'metric = "eval/retrun"\nseeds',
             'no run has a column "eval/retrun" in its metrics.csv; did you mean',
         ),
+        ("seeds", 'switch_metric = "eval/x"\nseeds', 'no run has a column "eval/x" in its metrics.csv; known'),
     ],
 )
 def test_a_column_that_no_run_has_is_an_error(place, old, new, message):
