@@ -573,7 +573,11 @@ def test_a_prior_of_states_is_refused_where_observations_are_seen(teammates, pri
 
 @pytest.mark.parametrize(
     "flags",
-    [["--env-id", "smac-3m"], ["--teammates", "nowhere"], ["--teammates", "x", "--model", "none", "--subgoal", "zero"]],
+    [
+        ["--env-id", "smac-MMM"],
+        ["--teammates", "nowhere"],
+        ["--teammates", "x", "--model", "none", "--subgoal", "zero"],
+    ],
 )
 def test_bad_settings_end_in_one_line(flags, tmp_path, capsys):
     assert main(omg.Args, omg.train, [*flags, "--run-dir", str(tmp_path / "run"), *TINY]) == 2
