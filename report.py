@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import math
 import os
 import re
@@ -44,6 +45,7 @@ COLOURS = {
     "QMIX": "#CC79A7", "VDN": "#56B4E9", "IQL": "#882255", "OMG": "#7766FF",
 }  # fmt: skip
 MORE_COLOURS = ["#56B4E9", "#CC79A7", "#882255", "#7766FF", "#772200", "#99CC77", "#332288"]
+ABOUT = ("task", "cell", "algorithm", "seed", "state", "version", "curve", "command")  # columns that are no figures
 BACK = 0.95  # of what it was before a switch: then a run is back
 STYLES = ["-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2))]
 
@@ -69,6 +71,26 @@ def number(text: object) -> float | None:
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None
+
+
+def read_rows(path: Path, runs: list[Run]) -> dict[Run, dict[str, str]]:
+    """Of the CSV of an earlier report: its rows of finished runs."""
+    csv.field_size_limit(10**8)  # a curve is a long one
+    try:
+        with open(path, encoding="utf-8", errors="replace", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("state") == "finished"]
+    except (OSError, csv.Error):
+        return {}
+    of_folder = {(row.get("command") or "").rpartition("/")[2]: row for row in rows}
+    return {run: of_folder[run.name] for run in runs if run.name in of_folder}
+
+
+def read_curve(text: str | None) -> list[tuple[float, float, float]]:
+    """(env step, seconds, value) as write_csv writes them; nothing if it is no such list."""
+    try:
+        return [(float(step), float(seconds), float(value)) for step, seconds, value in json.loads(text or "[]")]
+    except (TypeError, ValueError):
+        return []
 
 
 def curve(rows: list[dict[str, float]], metric: str) -> list[tuple[float, float, float]]:
@@ -204,11 +226,18 @@ def baseline_of(cell: Cell, cells: list[Cell]) -> Cell | None:
 class Results:
     """Every figure of every finished run of a sweep, by the name it has in the CSV, and the tables made of them."""
 
-    def __init__(self, sweep: Sweep, runs: list[Run]):
+    def __init__(self, sweep: Sweep, runs: list[Run], earlier: Path | None = None):
+        """`earlier`: the CSV of an earlier report, where runs stand whose folders are gone."""
         self.sweep, self.runs, self.titles = sweep, runs, titles(sweep)
         self.logs = {run: read_metrics(run.folder) for run in runs if run.state == "finished"}
+        kept = read_rows(earlier, [run for run in runs if run.state == "missing"]) if earlier else {}
+        self.versions = {run: run.read("args.json").get("code_version") for run in self.logs}
+        self.versions |= {run: row.get("version") or None for run, row in kept.items()}
         self.curves = {run: curve(rows, sweep.metric) for run, rows in self.logs.items()}
+        self.curves |= {run: read_curve(row.get("curve")) for run, row in kept.items()}
         self.figures = {run: self.measure(run) for run in self.logs}
+        for run, row in kept.items():
+            self.figures[run] = {name: number(text) for name, text in row.items() if name not in ABOUT}
         self.baselines = {cell.name: baseline_of(cell, sweep.cells) for cell in sweep.cells}
 
     def measure(self, run: Run) -> dict[str, float | None]:
@@ -376,7 +405,7 @@ class Results:
             "Final evaluation: episodes per seed": episodes,
             "Machine": [note.get("machine") for note in notes],
             "Minutes were measured with engine": [note.get("engine") for note in notes],
-            "Versions of the code": [run.read("args.json").get("code_version") for run in self.figures],
+            "Versions of the code": [*self.versions.values()],
         }
         lines = [f"`{metric}`: {METRICS[metric]}."] if metric in METRICS else []
         for words, values in facts.items():
@@ -389,7 +418,9 @@ class Results:
             ends = {points[-1][0] for run, points in self.curves.items() if run.cell.task == task and points}
             if len(ends) > 1:
                 lines.append(f"{task}: runs differ in length; AUC is taken up to {min(ends):,.0f} steps for all.")
-        if any(final_value(run.read("result.json"), metric) is None for run in self.figures):
+        if gone := len(self.figures) - len(self.logs):
+            lines.append(f"{gone} of {len(self.figures)} runs are those of an earlier report, their folders are gone.")
+        if any(final_value(run.read("result.json"), metric) is None for run in self.logs):
             lines.append(f"Some final evaluations hold no `{metric}`: the last value of the curve stands for them.")
         pairs = [(cell, base) for cell in sweep.cells if (base := self.baselines[cell.name])]
         apart = [a.name for a, b in pairs if self.by_seed(a, "final").keys() != self.by_seed(b, "final").keys()]
@@ -410,7 +441,7 @@ class Results:
 
 def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     """<name>.md, .csv and .png in a folder. Returns what is missing, in words."""
-    results = Results(sweep, runs)
+    results = Results(sweep, runs, out / f"{sweep.name}.csv")
     gaps, (overview, *tables) = results.gaps(), results.tables()
     warning = "**Not complete.** " + "; ".join(gaps) + ". The figures below are of the finished seeds only."
     curves = f"![{sweep.name}: {METRICS.get(sweep.metric, sweep.metric)} over env steps]({sweep.name}.png)"
@@ -418,7 +449,10 @@ def write_report(sweep: Sweep, runs: list[Run], out: Path) -> list[str]:
     parts += [results.remarks(), results.commands()]
     (out / f"{sweep.name}.md").write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
     write_csv(results, out / f"{sweep.name}.csv")
-    draw(results, out / f"{sweep.name}.png")
+    picture = out / f"{sweep.name}.png"
+    gone = [run for run in results.figures if run not in results.logs]
+    if not picture.exists() or all(results.curves[run] for run in gone):  # one that shows more is kept
+        draw(results, picture)
     return gaps
 
 
@@ -426,12 +460,15 @@ def write_csv(results: Results, path: Path) -> None:
     """One line per run."""
     names = dict.fromkeys(name for row in results.figures.values() for name in row)
     with open(path, "w", encoding="utf-8", newline="") as file:
-        about = ["task", "cell", "algorithm", "seed", "state"]
-        writer = csv.DictWriter(file, [*about, *names, "command"], restval="")
+        *about, last = ABOUT
+        writer = csv.DictWriter(file, [*about, *names, last], restval="")
         writer.writeheader()
         for cell in results.sweep.cells:
             for run in results.runs_of(cell, False):
-                values = [cell.task, cell.name, results.titles[cell.name], run.seed, run.state]
+                state, version = "finished" if run in results.figures else run.state, results.versions.get(run)
+                points = [(int(step), round(seconds, 2), value) for step, seconds, value in results.curves.get(run, [])]
+                points = json.dumps(points, separators=(",", ":"))
+                values = [cell.task, cell.name, results.titles[cell.name], run.seed, state, version, points]
                 row = dict(zip(about, values, strict=True)) | results.figures.get(run, {})
                 writer.writerow(row | {"command": shlex.join(run.command())})
 

@@ -606,6 +606,42 @@ def test_report_says_what_it_has_and_what_it_lacks(place, capsys):
     assert page.index("## toy") < page.index("## Battles")
 
 
+def test_a_report_keeps_the_runs_whose_folders_are_gone(place):
+    """Their figures and curves are those of the report that stood there; seeds that are new join them."""
+    assert sweep_py("run", "toy.toml", "--only", "plain", "--only", "*0.3")[0] == 0
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    page, rows = Path("out/toy.md").read_text(), list(csv.DictReader(open("out/toy.csv")))
+    for folder in Path("runs/toy").glob("*__1"):
+        shutil.rmtree(folder)
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    assert list(csv.DictReader(open("out/toy.csv"))) == rows
+    kept = "- 2 of 4 runs are those of an earlier report, their folders are gone.\n"
+    again = Path("out/toy.md").read_text()
+    assert kept in again and again.splitlines()[:12] == page.splitlines()[:12]  # the overview
+
+    # of a CSV that holds no curves the figures are kept, and so is the picture that shows them
+    bare = [{name: "" if name == "curve" else value for name, value in row.items()} for row in rows]
+    with open("out/toy.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(bare)
+    picture = Path("out/toy.png").read_bytes()
+    Path("out/toy.png").write_bytes(picture + b"as it was")
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    assert Path("out/toy.png").read_bytes().endswith(b"as it was")
+    assert again.splitlines()[:12] == Path("out/toy.md").read_text().splitlines()[:12]
+
+    # a setting that changed is another run
+    Path("toy.toml").write_text(Path("toy.toml").read_text().replace("[0.2, 0.3]", "[0.2, 0.4]"))
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    assert "=0.4: 0 of 2 seeds finished (seed 1 missing, seed 2 missing)" in Path("out/toy.md").read_text()
+
+    for broken in (b"", b"\xff\x00,,\n\n", b'task,"state\n'):  # and a damaged CSV holds nothing
+        Path("out/toy.csv").write_bytes(broken)
+        assert main(["report", "toy.toml", "--out", "out"]) == 0
+        assert "plain: 1 of 2 seeds finished (seed 1 missing)" in Path("out/toy.md").read_text()
+
+
 def test_report_without_any_run(place):
     assert sweep_py("report", "toy.toml", "--out", "elsewhere")[0] == 0
     assert "plain: 0 of 2 seeds finished" in Path("elsewhere/toy.md").read_text()
