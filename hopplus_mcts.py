@@ -268,7 +268,7 @@ class Planner:
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
-        self.simulations, self.trees = args.simulations, None
+        self.simulations, self.room = args.simulations, {}
         self.unknown_goal, self.device = nets["models"].flag(pretrain_vae.UNKNOWN), device_of(nets)
         self.agent, self.moa = FewRows(nets["agent"]), FewRows(nets["models"].moa)
 
@@ -286,25 +286,31 @@ class Planner:
         game, args, own, other = self.game, self.args, self.own, self.other
         place = (game.grid, self.things.table, trees, roots, self.unknown_goal.numpy(), leaves)
         begin_search(len(roots.state), self.agent, self.moa)
-        asked = forest.plant(*place, own)
-        for node in range(self.simulations):
+        asked, simulations = forest.plant(*place, own), trees.value.shape[1] - 1
+        for node in range(simulations):
             forest.answer(trees.prior, trees.value, node, own.tree, *self.ask_own(asked))
             walk(game.grid, trees, leaves, args.gamma, args.c_puct)
             asked = forest.ask_others(*place, other)
             forest.draw_others(game.grid, trees.others, args.outcomes, roots, leaves, other, self.ask_others(asked))
             game.step_rows(game.grid, game.rules, leaves.state, leaves.joint, *out)
             asked = forest.grow(*place, out, np.float32(args.reward_scale), node + 1, own)
-        forest.answer(trees.prior, trees.value, self.simulations, own.tree, *self.ask_own(asked))
+        forest.answer(trees.prior, trees.value, simulations, own.tree, *self.ask_own(asked))
         back_up(trees, leaves, args.gamma)
 
-    def search(self, roots: Roots) -> tuple[np.ndarray, ...]:
-        """Legal, prior, value, visits, Q and depth of the M roots."""
-        num = len(roots.state)
+    def make_room(self, block: int, simulations: int) -> tuple:
+        """Arrays for so many trees at once, made once and used again."""
+        if simulations not in self.room or len(self.room[simulations][0].value) != block:
+            trees = forest.make_trees(self.game, block, simulations, self.args.outcomes)
+            leaves, out = forest.make_leaves(self.game, block), self.game.transition(block)
+            questions = forest.make_questions(self.game, self.things, block, len(self.unknown_goal))
+            self.room[simulations] = trees, leaves, out, questions
+        return self.room[simulations]
+
+    def search(self, roots: Roots, simulations: int = 0) -> tuple[np.ndarray, ...]:
+        """Legal, prior, value, visits, Q and depth of the M roots, by so many simulations (0: as set)."""
+        num, simulations = len(roots.state), simulations or self.simulations
         block = max(1, -(-num // max(1, -(-num // self.BLOCK))))  # blocks of equal size
-        if self.trees is None or self.trees.value.shape != (block, self.simulations + 1):
-            self.trees = forest.make_trees(self.game, block, self.simulations, self.args.outcomes)
-            self.leaves, self.out = forest.make_leaves(self.game, block), self.game.transition(block)
-            self.own, self.other = forest.make_questions(self.game, self.things, block, len(self.unknown_goal))
+        self.trees, self.leaves, self.out, (self.own, self.other) = self.make_room(block, simulations)
         found = []
         for first in range(0, max(1, num), block):
             some = Roots(*(array[first : first + block] for array in roots))
@@ -317,20 +323,31 @@ class Planner:
         return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
-        """Search for player focal[r] in states[env_row[r]]; each of its trees draws a goal for every other player."""
-        beliefs, trees, others = self.beliefs, self.args.trees, self.game.num_players - 1
-        drawn = np.full((len(env_row), trees, others), -1)
-        streams = np.zeros((len(env_row), trees), np.uint64)
-        forest.draw_goals(beliefs.belief, beliefs.alive, env_row, focal, beliefs.streams, drawn, streams)
+        """Search for player focal[r] in states[env_row[r]]; each of its trees draws a goal for every other player. Where
+        nobody else is left they would all be the same one, so one takes all their simulations."""
+        args, others = self.args, self.game.num_players - 1
+        drawn = np.full((len(env_row), args.trees, others), -1)
+        streams = np.zeros((len(env_row), args.trees), np.uint64)
+        forest.draw_goals(self.beliefs.belief, self.beliefs.alive, env_row, focal, self.beliefs.streams, drawn, streams)
+        alone, parts = (drawn < 0).all((1, 2)), []
+        for some, trees in (alone, 1), (~alone, args.trees):
+            if some.any() or some is not alone and not len(alone):
+                where = env_row[some], focal[some], drawn[some, :trees], streams[some, :trees]
+                parts.append(self.plan_with(states, *where, self.simulations * args.trees // trees))
+        place = np.argsort(np.argsort(~alone, kind="stable"))  # of each decision in the parts
+        return Plan(*(np.concatenate(columns)[place] for columns in zip(*parts, strict=True)))
+
+    def plan_with(self, states, env_row, focal, drawn, streams, simulations: int) -> Plan:
+        """The same with goals (R, T, N-1) and random streams (R, T) given, for so many simulations in each tree."""
+        beliefs, (trees, others) = self.beliefs, drawn.shape[1:]
         env_row, focal, drawn = np.repeat(env_row, trees), np.repeat(focal, trees), drawn.reshape(-1, others)
         player = (focal[:, None] + 1 + np.arange(others)) % self.game.num_players  # (M, N-1)
         gone = drawn < 0
         goals = np.where(gone[..., None], self.unknown_goal.numpy(), beliefs.goal[env_row[:, None], player, drawn])
         cell = np.where(gone, -1, beliefs.cell[env_row[:, None], drawn])
         code = np.where(gone, UNKNOWN, beliefs.code[env_row[:, None], drawn])
-        legal, prior, value, visits, q_values, depth = self.search(
-            Roots(states[env_row], focal, cell, code, goals, streams.ravel())
-        )
+        roots = Roots(states[env_row], focal, cell, code, goals, streams.ravel())
+        legal, prior, value, visits, q_values, depth = self.search(roots, simulations)
 
         def by_decision(array: np.ndarray) -> np.ndarray:
             return array.reshape(-1, trees, *array.shape[1:])  # (R, T, ...)

@@ -32,7 +32,7 @@ import envs
 import hopplus_mcts as mcts
 import hopplus_nomcts as nomcts
 import pretrain_vae
-from envs.grid import ITEM, PLAYERS, STAY
+from envs.grid import GONE, ITEM, PLAYERS, STAY
 from envs.roles import load_policy
 from envs.run import descend, main
 from envs.sight import legal_log_softmax, sum_of_embeddings
@@ -333,6 +333,39 @@ def test_more_simulations_on_demand():
         assert (policy.thoughts[1]["visits"].sum(1) == 3 * simulations).all() and len(policy.thoughts[0]) == 6
 
 
+def test_where_nobody_else_is_left_one_tree_takes_all_simulations(monkeypatch):
+    """Decisions come back in their order, whoever of them is alone."""
+    env, planner = make_planner(mcts, "learned", num_envs=40)
+    states = env.states.copy()
+    states[::3, PLAYERS + 1 : PLAYERS + 4] = GONE  # in every third game players 2 to 4 have left
+    states[1, PLAYERS + 1 : PLAYERS + 3] = GONE  # one with two left
+    env.set_states(states)
+    planner.beliefs.look(env)
+    searched, search = [], planner.search
+
+    def caught(roots, simulations=0):
+        searched.append((roots.state.copy(), simulations))
+        return search(roots, simulations)
+
+    monkeypatch.setattr(planner, "search", caught)
+    rows, trees, simulations = np.arange(40), planner.args.trees, planner.simulations
+    plan = planner.plan(env.states, rows, np.zeros(40, int))
+    (alone, most), (others, usual) = searched
+    assert (alone == states[::3]).all() and (most, usual) == (trees * simulations, simulations)
+    assert (others == np.repeat(np.delete(states, np.s_[::3], 0), trees, 0)).all()
+    assert (plan.visits.sum(1) == trees * simulations).mean() > 0.9  # a tree may end before
+    assert (plan.legal == env.legal[:, 0]).all()
+    seen = planner.things.of_states(env.states, rows[::3], np.zeros(14, int))
+    goals = planner.unknown_goal.expand(14, 3, -1)
+    t, legal = (torch.from_numpy(x) for x in (planner.things.time(env.t[::3]), env.legal[::3, 0]))
+    prior = planner.nets["agent"](torch.from_numpy(seen), t, legal, goals)[0].exp()
+    assert plan.prior[::3] == pytest.approx(prior.detach().numpy(), abs=1e-5)
+    for some in (rows[::3], rows[1:3], rows[:0]):  # all alone, nobody alone, nobody at all
+        plan = planner.plan(env.states, some, np.zeros(len(some), int))
+        assert (plan.legal == env.legal[some, 0]).all() and len(plan.goals) == len(some)
+    assert [count for _, count in searched[2:]] == [trees * simulations, simulations, simulations]
+
+
 @BOTH
 @pytest.mark.parametrize("goal_mode", ["learned", "none"])
 def test_a_plan_is_made_on_goals_that_are_believed_in(hop, goal_mode, monkeypatch):
@@ -345,10 +378,10 @@ def test_a_plan_is_made_on_goals_that_are_believed_in(hop, goal_mode, monkeypatc
         info = env.step((rng.random(env.legal.shape) * env.legal).argmax(2))[-1]
         beliefs.watch(np.full((20, 4), STAY), env.alive, info["done"])
     beliefs.look(env)
-    row, focal = np.nonzero(env.alive)
+    row, focal = np.nonzero(env.alive & (env.alive.sum(1) > 1)[:, None])  # who is alone needs but one draw
     if hop is mcts:
         search = planner.search
-        monkeypatch.setattr(planner, "search", lambda roots: caught.update(roots._asdict()) or search(roots))
+        monkeypatch.setattr(planner, "search", lambda roots, *x: caught.update(roots._asdict()) or search(roots, *x))
     else:
         ahead = planner.look_ahead
         names = ("streams", "goal", "cell", "code")
