@@ -268,8 +268,9 @@ class Planner:
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
-        self.simulations, self.room = args.simulations, {}
         self.unknown_goal, self.device = nets["models"].flag(pretrain_vae.UNKNOWN), device_of(nets)
+        self.simulations = args.simulations
+        self.room = forest.Room(game, self.things, args.outcomes, len(self.unknown_goal))
         self.agent, self.moa = FewRows(nets["agent"]), FewRows(nets["models"].moa)
 
     def ask_own(self, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -297,45 +298,33 @@ class Planner:
         forest.answer(trees.prior, trees.value, simulations, own.tree, *self.ask_own(asked))
         back_up(trees, leaves, args.gamma)
 
-    def make_room(self, block: int, simulations: int) -> tuple:
-        """Arrays for so many trees at once, made once and used again."""
-        if simulations not in self.room or len(self.room[simulations][0].value) != block:
-            trees = forest.make_trees(self.game, block, simulations, self.args.outcomes)
-            leaves, out = forest.make_leaves(self.game, block), self.game.transition(block)
-            questions = forest.make_questions(self.game, self.things, block, len(self.unknown_goal))
-            self.room[simulations] = trees, leaves, out, questions
-        return self.room[simulations]
-
     def search(self, roots: Roots, simulations: int = 0) -> tuple[np.ndarray, ...]:
         """Legal, prior, value, visits, Q and depth of the M roots, by so many simulations (0: as set)."""
         num, simulations = len(roots.state), simulations or self.simulations
         block = max(1, -(-num // max(1, -(-num // self.BLOCK))))  # blocks of equal size
-        self.trees, self.leaves, self.out, (self.own, self.other) = self.make_room(block, simulations)
         found = []
         for first in range(0, max(1, num), block):
             some = Roots(*(array[first : first + block] for array in roots))
-            count = len(some.state)
-            trees, leaves = Trees(*(x[:count] for x in self.trees)), Leaves(*(x[:count] for x in self.leaves))
-            out = type(self.out)(*(x[:count] for x in self.out))
+            trees, leaves, out, self.own, self.other = self.room.of(len(some.state), simulations)
             self.grow_trees(trees, some, leaves, out)
             root = (trees.legal, trees.prior, trees.value, trees.visits, trees.q_values)
             found.append([*(array[:, 0].copy() for array in root), trees.depth.max(1)])
         return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
-        """Search for player focal[r] in states[env_row[r]]; each of its trees draws a goal for every other player. Where
-        nobody else is left they would all be the same one, so one takes all their simulations."""
+        """Search for player focal[r] in states[env_row[r]]; each of its trees draws a goal for every other player.
+        Where nobody else is left all would be the same tree, so one takes all their simulations."""
         args, others = self.args, self.game.num_players - 1
         drawn = np.full((len(env_row), args.trees, others), -1)
         streams = np.zeros((len(env_row), args.trees), np.uint64)
         forest.draw_goals(self.beliefs.belief, self.beliefs.alive, env_row, focal, self.beliefs.streams, drawn, streams)
-        alone, parts = (drawn < 0).all((1, 2)), []
-        for some, trees in (alone, 1), (~alone, args.trees):
-            if some.any() or some is not alone and not len(alone):
-                where = env_row[some], focal[some], drawn[some, :trees], streams[some, :trees]
-                parts.append(self.plan_with(states, *where, self.simulations * args.trees // trees))
-        place = np.argsort(np.argsort(~alone, kind="stable"))  # of each decision in the parts
-        return Plan(*(np.concatenate(columns)[place] for columns in zip(*parts, strict=True)))
+
+        def plan_some(some: np.ndarray, alone: bool) -> Plan:
+            trees = 1 if alone else args.trees
+            where = env_row[some], focal[some], drawn[some, :trees], streams[some, :trees]
+            return self.plan_with(states, *where, self.simulations * args.trees // trees)
+
+        return forest.in_two_parts((drawn < 0).all((1, 2)), plan_some)
 
     def plan_with(self, states, env_row, focal, drawn, streams, simulations: int) -> Plan:
         """The same with goals (R, T, N-1) and random streams (R, T) given, for so many simulations in each tree."""

@@ -215,6 +215,7 @@ class Planner:
     """Scores every own action by looking ahead. Without a world it plans nothing: the raw policy, given the goals."""
 
     WIDTH = 2  # own actions that are looked at deeper
+    FARTHER = 2  # steps more where nobody else is left
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
@@ -246,14 +247,24 @@ class Planner:
         return (policy * q_values).sum(1)
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
-        """Look ahead for player focal[r] in states[env_row[r]], on draws of the others' goals and actions."""
-        beliefs, others = self.beliefs, self.game.num_players - 1
-        draws = self.args.draws if self.world else 1
+        """Look ahead for player focal[r] in states[env_row[r]], on draws of the others' goals and actions. Where nobody
+        else is left all would be the same draw, so one looks farther."""
+        beliefs, others, draws = self.beliefs, self.game.num_players - 1, self.args.draws if self.world else 1
         drawn = np.full((len(env_row), draws, others), -1)
         streams = np.zeros((len(env_row), draws), np.uint64)
         forest.draw_goals(beliefs.belief, beliefs.alive, env_row, focal, beliefs.streams, drawn, streams)
         joint = np.full((len(env_row), draws, others + 1), STAY)
         forest.draw_actions(beliefs.probs, env_row, focal, drawn, streams, joint)
+
+        def plan_some(some: np.ndarray, alone: bool) -> Plan:
+            on = (column[some, : 1 if alone else draws] for column in (drawn, streams, joint))
+            return self.plan_with(states, env_row[some], focal[some], *on, self.args.plan_depth + alone * self.FARTHER)
+
+        return forest.in_two_parts((drawn < 0).all((1, 2)), plan_some)
+
+    def plan_with(self, states, env_row, focal, drawn, streams, joint, depth: int) -> Plan:
+        """The same on goals (R, D, N-1), streams (R, D) and actions (R, D, N) that are drawn, so many steps ahead."""
+        beliefs, (draws, others) = self.beliefs, drawn.shape[1:]
         decision = np.repeat(np.arange(len(env_row)), draws)  # (M,) of each draw
         drawn = drawn.reshape(-1, others)
         player = (focal[decision][:, None] + 1 + np.arange(others)) % self.game.num_players  # (M, N-1)
@@ -269,7 +280,7 @@ class Planner:
         q_values = np.where(legal, value[:, None], 0.0).astype(np.float32)
         if self.world:
             about = streams.reshape(-1, 1), goals, cell, code
-            q_values = self.look_ahead(states, env_row, focal, legal, joint, about, self.args.plan_depth)
+            q_values = self.look_ahead(states, env_row, focal, legal, joint, about, depth)
         return Plan(legal, prior, value, q_values, by_decision(goals)[:, 0])
 
     def look_ahead(self, states, env_row, focal, legal, joint, drawn, depth: int) -> np.ndarray:

@@ -12,7 +12,8 @@ a tree is its focal player; the other players come in the order of the planes, t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -109,6 +110,32 @@ def make_questions(game: GridGame, things: Things, num: int, goal_size: int) -> 
 
     others = game.num_players - 1
     return room(num, others), room(num * others, 1)
+
+
+class Room:
+    """Arrays for searches of any size, made once and used again."""
+
+    def __init__(self, game: GridGame, things: Things, outcomes: int, goal_size: int):
+        self.game, self.things, self.outcomes, self.goal_size = game, things, outcomes, goal_size
+        self.made: dict[int, tuple] = {}  # by the simulations of a tree
+
+    def of(self, count: int, simulations: int) -> tuple:
+        """Trees, leaves and what follows them, for `count` trees; questions about the focal and the other players."""
+        if simulations not in self.made or len(self.made[simulations][1].node) < count:
+            trees, leaves = make_trees(self.game, count, simulations, self.outcomes), make_leaves(self.game, count)
+            questions = make_questions(self.game, self.things, count, self.goal_size)
+            self.made[simulations] = trees, leaves, self.game.transition(count), questions
+        *arrays, questions = self.made[simulations]
+        return *(type(columns)(*(x[:count] for x in columns)) for columns in arrays), *questions
+
+
+def in_two_parts(first: np.ndarray, plan: Callable[[np.ndarray, bool], Any]) -> Any:
+    """plan(first, True) and plan(~first, False) of decisions (R,), tuples of arrays, joined in the order of decisions.
+    A part without decisions is not planned, unless there are none at all."""
+    parts = [plan(some, which) for some, which in ((first, True), (~first, False)) if some.any()]
+    parts = parts or [plan(first, False)]
+    place = np.argsort(np.argsort(~first, kind="stable"))
+    return type(parts[0])(*(np.concatenate(columns)[place] for columns in zip(*parts, strict=True)))
 
 
 @row_helper

@@ -1,6 +1,6 @@
 """One page of all adaptation tables: who gets which share of what can be had, among known and held-out co-players.
 
-    python evaluate.py --env-id msh-4h1s-4x4 --adaptation runs/<1>,runs/<2>,runs/<3> ... --csv runs/tables/msh-4h1s-4x4/hop.csv
+    python evaluate.py --env-id msh-4h1s-4x4 --adaptation runs/<1>,runs/<2> ... --csv runs/tables/msh-4h1s-4x4/hop.csv
     python experiments/adaptation_tables.py runs/tables
 
 reads runs/tables/<game>/*.csv (tables of evaluate.py --adaptation, each of some rows of that game), writes
@@ -28,6 +28,14 @@ from envs.players import HELD_OUT
 
 BEST, ORACLE = "best response", "oracle"
 ENOUGH_OF_IT = 0.95  # the aim
+
+INTRODUCTION = """\
+Seat 1 plays 30 episodes in a row among three co-players, networks frozen; mean return of episodes 6-30 (after a switch
+in episode 16: of 16-30). Behind +- the half width of the 95 % interval over agents (t distribution), in brackets the
+share of what can be had: what the best response trained among just these co-players gets, or the oracle, which plans
+with the true co-players, where that is lower. \\* marks co-players of whom one at least is in no training. A player is
+back when three episodes reach {aim} of it. What these figures say and how they were made: [adaptation](adaptation.md).
+"""
 
 
 class Table:
@@ -87,9 +95,7 @@ class Table:
             if agents is None:
                 continue
             of_phases = [agents[:, episodes].mean(1) for episodes in PHASES.values()]
-            texts = [
-                f"{x.mean():.2f}" + (f" +- {t_interval(x):.2f}" if len(x) >= ENOUGH else "") for x in of_phases
-            ]
+            texts = [f"{x.mean():.2f}" + (f" +- {t_interval(x):.2f}" if len(x) >= ENOUGH else "") for x in of_phases]
             share = f"{100 * self.late(among, player).mean() / level:.0f} %" if level else "-"
             back = "-"
             if ">" in among and level:
@@ -135,7 +141,7 @@ def in_words(line_up: str) -> str:
     for part in line_up.split(">"):
         roles = [role.strip() for role in part.split(",")]
         parts.append(f"{len(roles)} {roles[0]}" if len({*roles}) == 1 else ", ".join(roles))
-    return ", then ".join(parts) + (" *" if held_out(line_up) else "")
+    return ", then ".join(parts) + (r" \*" if held_out(line_up) else "")
 
 
 def markdown(head: list[str], lines: list[list[str]]) -> list[str]:
@@ -143,16 +149,7 @@ def markdown(head: list[str], lines: list[list[str]]) -> list[str]:
 
 
 def page(tables: list[Table]) -> str:
-    lines = [
-        "# Adaptation: all tables",
-        "",
-        "Seat 1 plays 30 episodes in a row among three co-players, networks frozen; mean return of episodes 6-30 (after a"
-        " switch in episode 16: of 16-30). Behind +- the half width of the 95 % interval over agents (t distribution), in"
-        " brackets the share of what can be had: what the best response trained among just these co-players gets, or"
-        " the oracle, which plans with the true co-players, where that is lower. \\* marks co-players of whom one at least"
-        f" is in no training. A player is back when three episodes reach {100 * BACK:.0f} % of it. What these figures say"
-        " and how they were made: [adaptation](adaptation.md).",
-    ]
+    lines = ["# Adaptation: all tables", "", INTRODUCTION.format(aim=f"{100 * BACK:.0f} %").strip()]
     for table in tables:
         first = table.players[0]
         name = f"adaptation_{table.game}"
@@ -160,7 +157,8 @@ def page(tables: list[Table]) -> str:
         if below := table.short(first):
             lines += [f"{first} below {100 * ENOUGH_OF_IT:.0f} %: {'; '.join(below)}.", ""]
         lines += [f"{first}, phase by phase:", "", *table.course(first), ""]
-        lines += [f"![return over the episodes of a run, {table.game}]({name}.png)", "", f"All rows: [{name}.csv]({name}.csv)"]
+        lines += [f"![return over the episodes of a run, {table.game}]({name}.png)", ""]
+        lines += [f"All rows: [{name}.csv]({name}.csv)"]
     return "\n".join(lines) + "\n"
 
 

@@ -155,8 +155,9 @@ def test_a_change_of_the_opponent_model_changes_beliefs_plans_and_imagined_playe
     row, focal = np.nonzero(env.alive)
     if hop is mcts:
         planner.plan(env.states, row, focal)
-        assert planner.trees.others[:, 0, :, STAY] == pytest.approx(np.ones((len(row) * 3, 3)), abs=1e-5)
-        assert planner.trees.others[:, 0, :, STAY - 1].max() < 1e-5
+        [[trees, *_]] = planner.room.made.values()
+        assert trees.others[:, 0, :, STAY] == pytest.approx(np.ones((len(row) * 3, 3)), abs=1e-5)
+        assert trees.others[:, 0, :, STAY - 1].max() < 1e-5
     else:
         step = planner.world.step
         monkeypatch.setattr(planner.world, "step", lambda states, joint: asked.append(joint) or step(states, joint))

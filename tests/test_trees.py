@@ -44,8 +44,14 @@ def search_from(args, game, nets, roots: Roots, simulations: int | None = None) 
     return planner
 
 
+def grown(planner) -> tuple:
+    """The trees of a planner's only search, their leaves and what follows these."""
+    [arrays] = planner.room.made.values()
+    return arrays
+
+
 def grow(*problem) -> Trees:
-    return search_from(*problem).trees
+    return grown(search_from(*problem))[0]
 
 
 def random_roots(num: int = 60, seed: int = 1, **settings):
@@ -346,7 +352,7 @@ def test_every_child_is_a_step_of_the_game():
     that the draws of its parent and slot give; who left never acts, whatever was drawn for it before."""
     args, game, nets, roots = random_roots(num=60, simulations=30, outcomes=2, reward_scale=2.0)
     planner = search_from(args, game, nets, roots)
-    trees, leaves = planner.trees, planner.leaves
+    trees, leaves, *_ = grown(planner)
     m, parent, action, slot = np.nonzero(trees.child > 0)
     child, before = trees.child[m, parent, action, slot], trees.state[m, parent]
     joint = np.full((len(m), 4), STAY)
