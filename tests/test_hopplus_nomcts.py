@@ -31,7 +31,7 @@ import hopplus_nomcts as hop
 import pretrain_vae
 import train_world_model
 from envs import adaptation
-from envs.grid import ITEM, PLAYERS, STAY, T
+from envs.grid import GONE, ITEM, PLAYERS, STAY, T
 from envs.rng import draw_rows
 from envs.roles import load_policy
 from envs.run import main
@@ -138,9 +138,25 @@ def test_a_hare_is_seen_from_as_many_steps_as_planning_looks_ahead(depth):
         assert (q_values[~env.legal[0, 0]] == 0).all()
 
 
+def test_where_nobody_else_is_left_one_draw_looks_farther(monkeypatch):
+    """A corridor with a hare in three steps: who is alone sees it. Decisions come back in their order."""
+    env = envs.make(ID, num_envs=3, seed=0, height=1, width=6, num_players=2, num_stags=0, num_hares=2)
+    args, nets = blank_nets(hop, env.game, perfect_model=True, gamma=0.5, play_beta=1000.0, draws=3)
+    planner = hop.Planner(args, env.game, nets, hop.Beliefs(args, env.game, nets["models"], 3, 1))
+    boards = [make_state(env.game, [0, other], {2: ITEM + 1, 5: ITEM + 1}) for other in (5, GONE, 5)]
+    env.set_states(np.stack(boards))
+    planner.beliefs.look(env)
+    asked, look_ahead = [], planner.look_ahead
+    monkeypatch.setattr(planner, "look_ahead", lambda *x: asked.append(x[4].shape[:2]) or look_ahead(*x))
+    plan = planner.plan(env.states, np.arange(3), np.zeros(3, int))
+    assert plan.q_values[:, 3] == pytest.approx([0.0, 0.25, 0.0], abs=1e-6)
+    assert asked[0] == (1, 1) and asked[-1] == (2, 3)  # decisions and draws
+
+
 def test_looking_deeper_is_planning_again_on_the_next_board(monkeypatch):
     """Alone on the board nothing is left to chance: the scores of the best actions by hand, from plans one step ahead;
     no other action counts for more than these, and none is followed."""
+    monkeypatch.setattr(hop.Planner, "FARTHER", 0)
     env, planner = make_planner(8)
     play_on(env, 3)
     env.states[:, PLAYERS + 1 : PLAYERS + 4] = -1  # the others have left
@@ -152,7 +168,7 @@ def test_looking_deeper_is_planning_again_on_the_next_board(monkeypatch):
     look_ahead = planner.look_ahead
     monkeypatch.setattr(planner, "look_ahead", lambda *x: asked.append(len(x[1])) or look_ahead(*x))
     far = planner.plan(env.states, row, focal)
-    monkeypatch.undo()
+    monkeypatch.setattr(planner, "look_ahead", look_ahead)
     assert asked[0] == 8 and asked[1] <= 8 * planner.WIDTH * args.draws
     args.plan_depth = 1
     for r in range(8):
