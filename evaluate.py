@@ -60,7 +60,7 @@ from envs.pool import mixed_team
 from envs.recording import rule_probabilities
 from envs.replay import MOST_EPISODES, Replay, plain, record
 from envs.roles import Episodes, Seats, load_policy, parse_roles, play_episodes
-from envs.run import Positive, Range, Weight, Whole, guarded, parse
+from envs.run import Positive, Range, Share, Weight, Whole, guarded, parse
 
 CHUNK = 4096  # episodes played side by side
 HIDDEN = ("agent", "returns")  # columns of the adaptation table that go to files alone
@@ -104,6 +104,8 @@ class Args:
     """adaptation: simulations per tree of the agent that adapts (0: as many as it learned with)"""
     play_beta: Weight = 0.0
     """adaptation: how sharply the agent that adapts plays (0: as its run says)"""
+    belief_floor: Share = 0.0
+    """adaptation: share of its beliefs that stays open whatever it has seen (0: as its run says)"""
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
     rows: str = ""

@@ -112,7 +112,7 @@ class Args(RunArgs):
     """how often the network learns with the goals known in hindsight, at the start; falls to 0 by half of training"""
     hide_prob: Share = 0.15
     """how often it learns with a goal hidden"""
-    belief_floor: Share = 0.02
+    belief_floor: Share = 0.2
     """share of every belief that stays with the reader of goals, so that no goal dies"""
     belief_decay: Share = 0.995
     """what an earlier episode counts, per episode since"""

@@ -215,16 +215,17 @@ def oracle_of(planner: Any, company: Company) -> type:
 
 def budget_of(args: Any) -> dict[str, float]:
     """What is asked of the agent that adapts."""
-    return {name: getattr(args, name) for name in ("simulations", "play_beta") if getattr(args, name)}
+    return {name: value for name in ("simulations", "play_beta", "belief_floor") if (value := getattr(args, name))}
 
 
 def make_company(args: Any, env: Any, agent: str, line_ups: list[list[list[str]]], how: str, budget: dict) -> Company:
     """`agent` among the co-players of each line-up, in as many games each; several line-ups are rule-based. `budget`
-    sets those attributes (simulations, play_beta) that its policy has; `adapts` and `raw` need theirs."""
+    sets those attributes (simulations, play_beta) that its policy or the policy's args have; `adapts` and `raw` need
+    theirs."""
     policy = load_policy(agent, env, 0, args.seed, args.greedy)
     for name, value in (budget | ({"planned": False} if how == "raw" else {})).items():
-        if hasattr(policy, name):
-            setattr(policy, name, value)
+        if owner := next((x for x in (policy, getattr(policy, "args", None)) if hasattr(x, name)), None):
+            setattr(owner, name, value)
         elif how in ("adapts", "raw"):
             raise ConfigError(f"'{agent}' has nothing that adapts: its policy has no '{name}'")
     if how in BELIEFS:
