@@ -209,8 +209,9 @@ def test_search_and_sharpness_are_asked_of_the_agent_that_adapts_alone(tmp_path,
     monkeypatch.setattr(adaptation, "adapt_among", lambda *_: (asked.append(_[4:]), np.ones((1, 2, 30)))[1])
     agent = make_agents(tmp_path, "x")[0]
     players = {"adaptation": agent, "compare": agent, "line_ups": "ns,ns,ns"}
-    evaluate.main(evaluate.Args(runs=2, simulations=7, play_beta=3.5, csv=str(tmp_path / "a.csv"), **players))
-    assert asked == [("adapts", {"simulations": 7, "play_beta": 3.5}), ("raw", {}), ("", {})]
+    how = {"simulations": 7, "play_beta": 3.5, "belief_floor": 0.3}
+    evaluate.main(evaluate.Args(runs=2, csv=str(tmp_path / "a.csv"), **how, **players))
+    assert asked == [("adapts", how), ("raw", {}), ("", {})]
 
 
 def test_rows_of_many_kinds(played, tmp_path, capsys):
@@ -381,8 +382,11 @@ def test_beliefs_that_do_not_move_or_are_not_carried_over(hop_run):
     assert beliefs_of("") == (True, True)
     assert beliefs_of("no-intra") == (False, True)
     assert beliefs_of("no-inter") == (True, False)
+    env = envs.make(args.env_id, num_envs=2, seed=1)
+    how = {"simulations": 2, "belief_floor": 0.5}
+    policy = adaptation.make_company(args, env, hop_run, others, "adapts", how).policy
+    assert (policy.simulations, policy.args.belief_floor) == (2, 0.5)
     with pytest.raises(envs.ConfigError, match="holds no beliefs, so there is no row no-inter"):
-        env = envs.make(args.env_id, num_envs=2, seed=1)
         module = load_script(ROOT / "ppo_baseline.py")
         folder = hop_run.replace("/x", "/ppo")
         assert main(module.Args, module.train, [*arguments("ppo_baseline.py"), "--run-dir", folder]) == 0
