@@ -51,7 +51,8 @@ class Table:
                         self.rows[row["among"], row["player 1"], row["agent"]] = row
             except (OSError, LookupError, TypeError, ValueError) as error:
                 raise ConfigError(f"{path} is no table of adaptation: {error}") from None
-        self.line_ups = sorted({among for among, _, _ in self.rows}, key=lambda name: (">" in name, held_out(name)))
+        line_ups = dict.fromkeys(among for among, _, _ in self.rows)
+        self.line_ups = sorted(line_ups, key=lambda name: (">" in name, held_out(name)))
         self.players = list(dict.fromkeys(player for _, player, _ in self.rows))
         self.players.sort(key=lambda name: (name == BEST, name == ORACLE))
 
