@@ -81,7 +81,7 @@ def read_rows(path: Path, runs: list[Run]) -> dict[Run, dict[str, str]]:
             rows = [row for row in csv.DictReader(file) if row.get("state") == "finished"]
     except (OSError, csv.Error):
         return {}
-    of_folder = {(row.get("command") or "").rpartition("/")[2]: row for row in rows}
+    of_folder = {word.rpartition("/")[2]: row for row in rows for word in (row.get("command") or "").split()}
     return {run: of_folder[run.name] for run in runs if run.name in of_folder}
 
 
@@ -237,7 +237,7 @@ class Results:
         self.curves |= {run: read_curve(row.get("curve")) for run, row in kept.items()}
         self.figures = {run: self.measure(run) for run in self.logs}
         for run, row in kept.items():
-            self.figures[run] = {name: number(text) for name, text in row.items() if name not in ABOUT}
+            self.figures[run] = {name: number(text) for name, text in row.items() if name and name not in ABOUT}
         self.baselines = {cell.name: baseline_of(cell, sweep.cells) for cell in sweep.cells}
 
     def measure(self, run: Run) -> dict[str, float | None]:

@@ -636,6 +636,11 @@ def test_a_report_keeps_the_runs_whose_folders_are_gone(place):
     assert main(["report", "toy.toml", "--out", "out"]) == 0
     assert "=0.4: 0 of 2 seeds finished (seed 1 missing, seed 2 missing)" in Path("out/toy.md").read_text()
 
+    more = Path("out/toy.csv").read_bytes().replace(b"\r\n", b",1,2\r\n")  # columns without a name do not count
+    Path("out/toy.csv").write_bytes(more.replace(b"command,1,2", b"command"))
+    assert main(["report", "toy.toml", "--out", "out"]) == 0
+    assert "plain: 1 of 2" not in Path("out/toy.md").read_text()
+
     for broken in (b"", b"\xff\x00,,\n\n", b'task,"state\n'):  # and a damaged CSV holds nothing
         Path("out/toy.csv").write_bytes(broken)
         assert main(["report", "toy.toml", "--out", "out"]) == 0
