@@ -105,7 +105,7 @@ def roots_of(planner: hop.Planner, rows: np.ndarray, focal: np.ndarray) -> hop.R
     class Caught(Exception):
         pass
 
-    def catch(roots: hop.Roots):
+    def catch(roots: hop.Roots, simulations: int):
         caught.append(roots)
         raise Caught
 

@@ -632,3 +632,12 @@ def test_what_is_compiled_for_a_checkpoint_does_not_break_its_script(tmp_path):
             [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=settings
         )
         assert done.stdout.strip() == "4", done.stderr
+
+
+def test_the_benchmark_of_the_search_runs(tmp_path):
+    """benchmarks/mcts_speed.py reaches into the planner, so it has to follow its changes."""
+    script = Path(hop.__file__).parent / "benchmarks/mcts_speed.py"
+    words = ["--num-envs", "2", "--seconds", "0.01", "--repeats", "1", "--json", str(tmp_path / "speed.json")]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "msh-4h1s-4x4" in done.stdout and (tmp_path / "speed.json").stat().st_size > 100
