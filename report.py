@@ -75,12 +75,14 @@ def number(text: object) -> float | None:
 
 def read_rows(path: Path, runs: list[Run]) -> dict[Run, dict[str, str]]:
     """Of the CSV of an earlier report: its rows of finished runs."""
-    csv.field_size_limit(10**8)  # a curve is a long one
+    usual = csv.field_size_limit(10**8)  # a curve is a long field
     try:
         with open(path, encoding="utf-8", errors="replace", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row.get("state") == "finished"]
     except (OSError, csv.Error):
         return {}
+    finally:
+        csv.field_size_limit(usual)
     of_folder = {word.rpartition("/")[2]: row for row in rows for word in (row.get("command") or "").split()}
     return {run: of_folder[run.name] for run in runs if run.name in of_folder}
 

@@ -409,8 +409,8 @@ def test_a_plan_is_made_on_goals_that_are_believed_in(hop, goal_mode, monkeypatc
 @BOTH
 def test_bayes_by_hand(hop):
     """Kinds stag, hare, habit, aimless. First 0.8 * (0.75, 0.25), 0.1, 0.1. Then an action with likelihoods 0.5, 0.1,
-    0.3, 0.2, a second with 0 (counts as 0.001), 0.4, 0.3, 0.2; a floor of 0.02 goes to the prior at each look."""
-    env, beliefs = make_beliefs(hop)
+    0.3, 0.2, a second with 0 (counts as 0.001), 0.4, 0.3, 0.2; a floor of 0.1 goes to the prior at each look."""
+    env, beliefs = make_beliefs(hop, belief_floor=0.1)
     see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
     prior = np.array([0.6, 0.2, 0.1, 0.1])
     assert beliefs.belief[1, 2] == pytest.approx(prior, abs=1e-6)
@@ -422,7 +422,7 @@ def test_bayes_by_hand(hop):
         expected /= expected.sum()
         assert beliefs.belief[1, 2] == pytest.approx(expected, abs=1e-6)
         see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
-        expected = 0.98 * expected + 0.02 * prior
+        expected = 0.9 * expected + 0.1 * prior
         assert beliefs.belief[1, 2] == pytest.approx(expected, abs=1e-6)
     assert beliefs.belief.sum(2) == pytest.approx(np.ones((2, 4)), abs=1e-5)
 
@@ -437,7 +437,7 @@ def test_an_open_mind_by_hand(hop):
 
 @BOTH
 def test_a_goal_whose_prey_was_taken_is_impossible(hop):
-    env, beliefs = make_beliefs(hop)
+    env, beliefs = make_beliefs(hop, belief_floor=0.1)
     see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
     states = env.states.copy()
     board = states[:, PLAYERS + 4 :]
@@ -448,7 +448,7 @@ def test_a_goal_whose_prey_was_taken_is_impossible(hop):
     see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
     assert not beliefs.belief[:, :, 0].any()
     kept = before[..., 1:] / before[..., 1:].sum(-1, keepdims=True)
-    assert beliefs.belief[..., 1:] == pytest.approx(0.98 * kept + 0.02 * np.array([0.8, 0.1, 0.1]), abs=1e-5)
+    assert beliefs.belief[..., 1:] == pytest.approx(0.9 * kept + 0.1 * np.array([0.8, 0.1, 0.1]), abs=1e-5)
     drawn = np.zeros((8, 50, 3), np.int64)
     rows, focal = np.divmod(np.arange(8), 4)
     draw_goals(beliefs.belief, beliefs.alive, rows, focal, beliefs.streams, drawn, np.zeros((8, 50), np.uint64))
