@@ -109,8 +109,8 @@ class Args:
     compare: str = ""
     """adaptation: run folder of an agent that does not adapt, to play in its place, or several"""
     rows: str = ""
-    """adaptation: further rows, e.g. "no goals=RUN,RUN;PPO with memory=RUN;oracle=oracle:RUN" (or raw:RUN,
-    no-intra:RUN, no-inter:RUN)"""
+    """adaptation: further rows, or all of them, e.g. "no goals=RUN,RUN;PPO with memory=RUN;oracle=oracle:RUN" (or
+    raw:RUN, no-intra:RUN, no-inter:RUN)"""
     strangers: str = ""
     """adaptation: run folder of agents that are co-players, too"""
     best_responses: str = ""
@@ -445,11 +445,11 @@ def main(args: Args) -> None:
         return
     if args.world_model:
         raise envs.ConfigError("--world-model shows what it foretold in a replay: give --replay or --replay-json, too")
-    if args.adaptation:
+    if args.adaptation or args.rows:
         rows: list[dict] = []
         for of_line_up in adaptation(args, settings):
             if not rows:
-                print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation}")
+                print(f"{args.env_id}, {args.runs} runs of 30 episodes, seat 1 plays {args.adaptation or args.rows}")
             print_table([row for row in of_line_up if row["agent"] == "all"], hide=HIDDEN)
             rows += of_line_up
             write_rows(args, settings, rows)  # a table takes long: what is known is kept

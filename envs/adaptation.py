@@ -313,9 +313,9 @@ def adaptation(args: Any, settings: dict) -> Iterator[list[dict]]:
     per agent if there are several. Means of the 30 episodes are in `returns`."""
     line_ups = parse_line_ups(args, envs.game(args.env_id, **settings))
     agents, compared = parse_agents("adaptation", args.adaptation), parse_agents("compare", args.compare)
-    budget, own_name = budget_of(args), algorithm_of(agents)
-    players: dict[str, tuple[list[str], str, dict]] = {own_name: (agents, "adapts", budget)}
-    if own_name not in WITHOUT_PLAN:
+    budget, own_name = budget_of(args), algorithm_of(agents) if agents else ""
+    players: dict[str, tuple[list[str], str, dict]] = {own_name: (agents, "adapts", budget)} if agents else {}
+    if agents and own_name not in WITHOUT_PLAN:
         players[f"{own_name}, raw policy"] = (agents, "raw", {})
     if compared:
         name = algorithm_of(compared)
