@@ -658,8 +658,6 @@ class Policy(Kept):
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Policy:
     """A checkpoint of this script as a player; all learners share one network."""
-    if learner is not None and not 1 <= learner <= len(spec["learners"]):
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has learners 1 to {len(spec['learners'])}, not {learner}")
     args = saved_args(Args, spec)
     game = envs.game(env.spec.env_id, **env.spec.config | {"prosocial": args.prosocial})  # as it learned
     nets = make_nets(args, game, GoalModels(spec["model_sizes"]))
@@ -756,12 +754,7 @@ def train(args: Args, run: Run) -> None:
     learners = learners_of(roles, "hop")
 
     # networks
-    if run.resumed:
-        models = GoalModels(run.spec["model_sizes"])
-    else:
-        wanted = str(run.facts.get("goal_models", args.vae_ckpt))  # of a run that was killed before its first save
-        folder, models = pretrain_vae.prepare(wanted, args.env_id, args.goal_mode, args.seed)
-        run.record(goal_models=str(folder.resolve()))
+    models = pretrain_vae.models_for(run, args)
     nets = make_nets(args, game, models, init_seed).to(run.device)
     trained = {"agent": nets["agent"], "moa": models.moa, "reader": models.reader}
     optimizers = {

@@ -215,7 +215,7 @@ class Planner:
     """Scores every own action by looking ahead. Without a world it plans nothing: the raw policy, given the goals."""
 
     WIDTH = 2  # own actions that are looked at deeper
-    FARTHER = 2  # steps more where nobody else is left
+    ALONE = 8  # steps where nobody else is left, whatever its actions
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
@@ -248,7 +248,7 @@ class Planner:
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
         """Look ahead for player focal[r] in states[env_row[r]], on draws of the others' goals and actions. Where nobody
-        else is left all would be the same draw, so one looks farther."""
+        else is left there is nothing to draw, and it looks farther."""
         beliefs, others, draws = self.beliefs, self.game.num_players - 1, self.args.draws if self.world else 1
         drawn = np.full((len(env_row), draws, others), -1)
         streams = np.zeros((len(env_row), draws), np.uint64)
@@ -258,12 +258,12 @@ class Planner:
 
         def plan_some(some: np.ndarray, alone: bool) -> Plan:
             on = (column[some, : 1 if alone else draws] for column in (drawn, streams, joint))
-            return self.plan_with(states, env_row[some], focal[some], *on, self.args.plan_depth + alone * self.FARTHER)
+            return self.plan_with(states, env_row[some], focal[some], *on, alone)
 
         return forest.in_two_parts((drawn < 0).all((1, 2)), plan_some)
 
-    def plan_with(self, states, env_row, focal, drawn, streams, joint, depth: int) -> Plan:
-        """The same on goals (R, D, N-1), streams (R, D) and actions (R, D, N) that are drawn, so many steps ahead."""
+    def plan_with(self, states, env_row, focal, drawn, streams, joint, alone=False) -> Plan:
+        """The same on goals (R, D, N-1), streams (R, D) and actions (R, D, N) that are drawn."""
         beliefs, (draws, others) = self.beliefs, drawn.shape[1:]
         decision = np.repeat(np.arange(len(env_row)), draws)  # (M,) of each draw
         drawn = drawn.reshape(-1, others)
@@ -278,9 +278,12 @@ class Planner:
 
         prior, value, legal = by_decision(prior).mean(1), by_decision(value).mean(1), by_decision(legal)[:, 0]
         q_values = np.where(legal, value[:, None], 0.0).astype(np.float32)
-        if self.world:
+        if self.world and alone:
+            how = self.ALONE, self.args.reward_scale, self.args.gamma
+            q_values = self.world.ways_on(states[env_row], focal, *how, self.raw)
+        elif self.world:
             about = streams.reshape(-1, 1), goals, cell, code
-            q_values = self.look_ahead(states, env_row, focal, legal, joint, about, depth)
+            q_values = self.look_ahead(states, env_row, focal, legal, joint, about, self.args.plan_depth)
         return Plan(legal, prior, value, q_values, by_decision(goals)[:, 0])
 
     def look_ahead(self, states, env_row, focal, legal, joint, drawn, depth: int) -> np.ndarray:
@@ -620,8 +623,6 @@ class Policy(Kept):
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Policy:
     """A checkpoint of this script as a player; all learners share one network."""
-    if learner is not None and not 1 <= learner <= len(spec["learners"]):
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has learners 1 to {len(spec['learners'])}, not {learner}")
     args = saved_args(Args, spec)
     game = envs.game(env.spec.env_id, **env.spec.config | {"prosocial": args.prosocial})  # as it learned
     world = train_world_model.make_model(spec["world_sizes"], game) if spec["world_sizes"] else None
@@ -737,20 +738,9 @@ def train(args: Args, run: Run) -> None:
     learners = learners_of(roles, "hop")
 
     # networks
-    learns_world, world_model = args.world_model and not args.perfect_model, None
-    if run.resumed:
-        models = GoalModels(run.spec["model_sizes"])
-        if learns_world:
-            selfish = envs.game(args.env_id, max_block_comp=args.max_block_comp)  # as the world model learns rewards
-            world_model = train_world_model.make_model(run.spec["world_sizes"], selfish)
-    else:
-        wanted = str(run.facts.get("goal_models", args.vae_ckpt))  # of a run that was killed before its first save
-        folder, models = pretrain_vae.prepare(wanted, args.env_id, args.goal_mode, args.seed)
-        run.record(goal_models=str(folder.resolve()))
-        if learns_world:
-            wanted = str(run.facts.get("world_model", args.world_ckpt))
-            folder, world_model = train_world_model.prepare(wanted, args.env_id, args.seed)
-            run.record(world_model=str(folder.resolve()))
+    learns_world = args.world_model and not args.perfect_model
+    models = pretrain_vae.models_for(run, args)
+    world_model = train_world_model.model_for(run, args) if learns_world else None
     nets = make_nets(args, game, models, world_model, init_seed).to(run.device)
     trained = {"agent": nets["agent"], "moa": models.moa, "reader": models.reader}
     trained |= {"world": world_model} if learns_world else {}

@@ -246,8 +246,6 @@ class Policy:
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Policy:
     """A checkpoint of this script as a player: the agent trained in that seat (else the first), or learner 1, 2, ..."""
     learners = spec["learners"]  # the seats that learned, in the order of the agents
-    if learner is not None and not 1 <= learner <= len(learners):
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has learners 1 to {len(learners)}, not {learner}")
     number = learner - 1 if learner else learners.index(seat) if seat in learners else 0
     things = Things(env.game)
     args = Args(hidden_size=spec["args"]["hidden_size"], shared_policy=spec["args"]["shared_policy"])

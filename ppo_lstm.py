@@ -300,8 +300,6 @@ class Player(Kept):
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Player:
     """A checkpoint of this script as a player; it has one learner."""
-    if learner not in (None, 1):
-        raise envs.ConfigError(f"checkpoint '{checkpoint}' has one learner, so '@{learner}' picks nothing")
     args = saved_args(Args, spec)
     agent = Agent(env.game, args, torch.Generator())
     read_weights(checkpoint, agent)

@@ -57,7 +57,7 @@ from envs.offline import (
     write_metrics,
 )
 from envs.recording import ceilings, collect_play, load_play, role_names, save_data
-from envs.run import Positive, Range, Rate, Share, Weight, Whole, check_ranges
+from envs.run import Positive, Range, Rate, Run, Share, Weight, Whole, check_ranges
 from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
 
 FLAGS = 3  # numbers of a goal vector behind its z:
@@ -675,6 +675,16 @@ def prepare(folder: str, env_id: str, goal_mode: str, seed: int) -> tuple[Path, 
         modes = f"goal mode {about['sizes']['goal_mode']}, this run uses {goal_mode}"
         raise ConfigError(f"checkpoint '{found}' was trained with {modes}")
     return Path(found), models
+
+
+def models_for(run: Run, args: Any) -> GoalModels:
+    """Of a run that begins: as it says; of one that goes on: the same networks, to be filled from its checkpoint."""
+    if run.resumed:
+        return GoalModels(run.spec["model_sizes"])
+    wanted = str(run.facts.get("goal_models", args.vae_ckpt))  # of a run that was killed before its first save
+    folder, models = prepare(wanted, args.env_id, args.goal_mode, args.seed)
+    run.record(goal_models=str(folder.resolve()))
+    return models
 
 
 # training

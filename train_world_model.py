@@ -53,7 +53,7 @@ from envs.offline import (
 )
 from envs.recording import TRANSITIONS, collect_transitions, load_transitions, save_data
 from envs.rng import pack_generator, unpack_generator
-from envs.run import Positive, Range, Rate, Share, Whole, check_ranges
+from envs.run import Positive, Range, Rate, Run, Share, Whole, check_ranges
 from pretrain_vae import mlp
 
 HERE, LEFT_BOARD = 4, 5  # outcomes of a player: moved 0 UP, 1 DOWN, 2 LEFT, 3 RIGHT; stands still; is gone
@@ -585,6 +585,9 @@ class Ahead(NamedTuple):
     over: np.ndarray  # (B,) bool
 
 
+Raw = Callable[..., tuple[np.ndarray, np.ndarray]]  # states (B, L), row (M,), player (M,) -> policies, values (M,)
+
+
 class World:
     """A learned world model, or (model None) the rules themselves, behind one function."""
 
@@ -611,6 +614,49 @@ class World:
         size = self.game.num_actions ** np.arange(actions.shape[1] + 1)
         _, first, which = np.unique(row * size[-1] + actions @ size[:-1], return_index=True, return_inverse=True)
         return self.step(states[row[first]], actions[first]), which
+
+    def ways_on(
+        self, states: np.ndarray, player: np.ndarray, steps: int, reward_scale: float, gamma: float, raw: Raw
+    ) -> np.ndarray:
+        """(R, A) what each legal action is worth to player[r], alone on the board states[r], on the best way from there
+        until time is up; illegal ones get 0. Whoever is alone can come back to a board, so each that can be reached in
+        so many steps is imagined once, as of now; those farther away have their `raw` value."""
+        num, first, found = len(states), 0, []
+        boards = np.column_stack([np.arange(num), states])  # (U, 1 + L): all so far, each with the row r it is for
+        for _ in range(steps):
+            root, here = boards[first:, 0], boards[first:, 1:].astype(np.int16)
+            legal = self.game.legal(here, trusted=True)[np.arange(len(here)), player[root]]
+            board, action = np.nonzero(legal)  # (W,) of each way on
+            way, who = np.arange(len(board)), player[root[board]]
+            joint = np.full((len(board), self.game.num_players), STAY)
+            joint[way, who] = action
+            ahead = self.step(here[board], joint)
+            goes_on = ~ahead.ended[way, who]
+            after = np.column_stack([root[board], ahead.states]).astype(boards.dtype)
+            after[:, 1 + T] = here[board, T]
+            after = np.concatenate([boards, after])
+            _, index, which = np.unique(after.view(f"V{after.itemsize * after.shape[1]}"), True, True)
+            like = index[which.ravel()][len(boards) :]  # the first that is the same
+            new = np.unique(like[goes_on & (like >= len(boards))])
+            to = np.where(like < len(boards), like, len(boards) + np.searchsorted(new, like)) * goes_on
+            found.append((first + board, action, reward_scale * ahead.reward[way, who], goes_on, to))
+            first, boards = len(boards), np.concatenate([boards, after[new]])
+            if not len(new):
+                break
+        board, action, reward, goes_on, to = (np.concatenate(column) for column in zip(*found, strict=True))
+        far, value = boards[first:], np.zeros(len(boards), np.float32)  # of boards with no step left
+        value[first:] = raw(far[:, 1:].astype(np.int16), np.arange(len(far)), player[far[:, 0]])[1]
+        steps_left, ways = self.game.config.horizon - boards[:first, 1 + T], np.searchsorted(board, np.arange(first))
+        for passed in range(1, steps_left.max(initial=0)):
+            best = np.maximum.reduceat(reward + gamma * goes_on * value[to], ways)
+            best = np.where(passed < steps_left, best, value[:first])
+            if (best == value[:first]).all():
+                break
+            value[:first] = best
+        q_values = np.zeros((num, self.game.num_actions), np.float32)
+        own = board < num
+        q_values[board[own], action[own]] = (reward + gamma * goes_on * value[to])[own]
+        return q_values
 
 
 class ImaginedGames:
@@ -700,6 +746,16 @@ def prepare(folder: str, env_id: str, seed: int) -> tuple[Path, WorldModel | Pla
         print(f"no world model for {env_id} in vae_ckpts/: making one with train_world_model.py", flush=True)
         found = train(Args(env_id=env_id, seed=seed))
     return Path(found), load_checkpoint(found, spec)[0]
+
+
+def model_for(run: Run, args: Any) -> WorldModel | PlanesModel:
+    """Of a run that begins: as it says; of one that goes on: the same network, to be filled from its checkpoint."""
+    if run.resumed:  # learned with selfish rewards
+        return make_model(run.spec["world_sizes"], envs.game(args.env_id, max_block_comp=args.max_block_comp))
+    wanted = str(run.facts.get("world_model", args.world_ckpt))  # of a run that was killed before its first save
+    folder, model = prepare(wanted, args.env_id, args.seed)
+    run.record(world_model=str(folder.resolve()))
+    return model
 
 
 def loss_of(model: WorldModel | PlanesModel, mb: dict[str, Tensor]) -> Tensor:

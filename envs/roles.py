@@ -119,7 +119,9 @@ def load_policy(path: str, env: Any, seat: int, seed: int, greedy: bool = False)
     spec = read_spec(checkpoint, env)
     script = script_of(checkpoint, spec)
     if hasattr(script, "load_policy") or not hasattr(script, "load_team"):
-        number = int(learner) if learner else None
+        number, learners = int(learner) if learner else None, spec.get("learners")
+        if number is not None and isinstance(learners, list) and not 1 <= number <= len(learners):
+            raise ConfigError(f"checkpoint '{checkpoint}' has learners 1 to {len(learners)}, not {number}")
         return load(script, "load_policy", checkpoint, spec, env, seat, number, seed, greedy)
     if learner:
         raise ConfigError(f"checkpoint '{checkpoint}' has one policy for all seats, so '@{learner}' picks nothing")

@@ -224,6 +224,8 @@ def test_rows_of_many_kinds(played, tmp_path, capsys):
     assert list(of_all) == ["HOP+", "HOP+, raw policy", "all three", "plain", "known"]
     assert [row["16-30"] for row in of_all.values()] == [2.0, 1.0, 4.0, 2.0, 6.0]
     assert of_all["all three"]["ci95 over"] == "agents" and len(rows) == 5 + 3
+    rows = table(evaluate.Args(rows=f"only these={y},{z}", line_ups="ns,ns,ns"))
+    assert [(row["player 1"], row["agent"]) for row in rows] == [("only these", name) for name in ("all", y, z)]
     for rows, words in (
         (f"a={x};a={y}", "each name once"),
         ("a", "needs NAME=RUN"),

@@ -138,7 +138,7 @@ def test_a_hare_is_seen_from_as_many_steps_as_planning_looks_ahead(depth):
         assert (q_values[~env.legal[0, 0]] == 0).all()
 
 
-def test_where_nobody_else_is_left_one_draw_looks_farther(monkeypatch):
+def test_where_nobody_else_is_left_all_ways_on_are_followed():
     """A corridor with a hare in three steps: who is alone sees it. Decisions come back in their order."""
     env = envs.make(ID, num_envs=3, seed=0, height=1, width=6, num_players=2, num_stags=0, num_hares=2)
     args, nets = blank_nets(hop, env.game, perfect_model=True, gamma=0.5, play_beta=1000.0, draws=3)
@@ -146,17 +146,59 @@ def test_where_nobody_else_is_left_one_draw_looks_farther(monkeypatch):
     boards = [make_state(env.game, [0, other], {2: ITEM + 1, 5: ITEM + 1}) for other in (5, GONE, 5)]
     env.set_states(np.stack(boards))
     planner.beliefs.look(env)
-    asked, look_ahead = [], planner.look_ahead
-    monkeypatch.setattr(planner, "look_ahead", lambda *x: asked.append(x[4].shape[:2]) or look_ahead(*x))
     plan = planner.plan(env.states, np.arange(3), np.zeros(3, int))
     assert plan.q_values[:, 3] == pytest.approx([0.0, 0.25, 0.0], abs=1e-6)
-    assert asked[0] == (1, 1) and asked[-1] == (2, 3)  # decisions and draws
+
+
+def best_by_hand(game, state, player, scale, gamma) -> np.ndarray:
+    """(A,) what each legal action is worth on the best way on, one board after the other by the rules, to the end."""
+    q_values = np.zeros(game.num_actions)
+    for action in np.flatnonzero(game.legal(state[None])[0, player]):
+        joint = np.full((1, game.num_players), STAY)
+        joint[0, player] = action
+        out = game.simulate(state[None], joint)
+        q_values[action] = scale * out.reward[0, player]
+        if not (out.terminated | out.truncated)[0, player]:
+            later = best_by_hand(game, out.states[0], player, scale, gamma)
+            q_values[action] += gamma * later[game.legal(out.states)[0, player]].max()
+    return q_values
+
+
+def test_the_best_way_on_alone_is_that_of_all_ways_one_by_one(monkeypatch):
+    """With blocks, until time is up in one to five steps; each distinct step is imagined once."""
+    env = envs.make(ID, num_envs=12, seed=3, max_block_comp=1)
+    row, player = np.arange(12), np.arange(12) % 4
+    states = env.states.copy()
+    for seat in range(1, 4):
+        states[row, PLAYERS + (player + seat) % 4] = GONE
+    states[:, T] = env.game.config.horizon - 1 - row % 5
+    asked, step = [], World.step
+    monkeypatch.setattr(World, "step", lambda *x: asked.append(np.column_stack(x[1:])) or step(*x))
+    found = World(env.game, None).ways_on(states, player, 9, 2.0, 0.9, lambda boards, *_: (None, np.ones(len(boards))))
+    assert len(np.unique(np.concatenate(asked), axis=0)) == sum(map(len, asked))
+    for r in row:
+        assert found[r] == pytest.approx(best_by_hand(env.game, states[r], player[r], 2.0, 0.9), abs=1e-5)
+    assert (found.max(1) > 0).sum() > 4
+
+
+def test_boards_that_are_too_far_away_have_their_raw_value():
+    """In a corridor without prey near: two steps are imagined, where they lead is as good as the network says."""
+    game = envs.game(ID, height=1, width=6, num_players=2, num_stags=0, num_hares=1)
+    state = make_state(game, [0, GONE], {5: ITEM + 1})[None]
+    asked = []
+
+    def raw(boards, row, player):
+        asked.extend(boards[:, PLAYERS].tolist())
+        return None, np.full(len(boards), 7.0)
+
+    found = World(game, None).ways_on(state, np.array([0]), 2, 1.0, 0.5, raw)
+    assert asked == [2] and found[0, 3] == pytest.approx(0.25 * 7.0) and found[0, STAY] == pytest.approx(0.125 * 7.0)
 
 
 def test_looking_deeper_is_planning_again_on_the_next_board(monkeypatch):
     """Alone on the board nothing is left to chance: the scores of the best actions by hand, from plans one step ahead;
     no other action counts for more than these, and none is followed."""
-    monkeypatch.setattr(hop.Planner, "FARTHER", 0)
+    monkeypatch.setattr(hop.forest, "in_two_parts", lambda first, plan: plan(np.full(len(first), True), False))
     env, planner = make_planner(8)
     play_on(env, 3)
     env.states[:, PLAYERS + 1 : PLAYERS + 4] = -1  # the others have left

@@ -214,5 +214,5 @@ def test_a_checkpoint_plays_in_any_seat_and_remembers(tmp_path, capsys):
     seats = Seats(env, ["ns", str(tmp_path / "x"), "nh", str(tmp_path / "x")], None, 1)
     assert play_in_a_row(env, seats, 3).shape == (5, 3)
     assert seats.policies[3].memory.abs().sum() > 0 and (seats.policies[3].episode >= 3).all()
-    with pytest.raises(envs.ConfigError, match="has one learner, so '@2' picks nothing"):
+    with pytest.raises(envs.ConfigError, match="has learners 1 to 1, not 2"):
         load_policy(f"{tmp_path / 'x'}@2", env, 0, seed=0)
