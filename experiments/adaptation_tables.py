@@ -5,7 +5,7 @@
 
 reads runs/tables/<game>/*.csv (tables of evaluate.py --adaptation, each of some rows of that game), writes
 docs/results/adaptation_<game>.csv and .png, and docs/results/adaptation_tables.md of all games there. Rows that an
-earlier call put there stay unless they come again.
+earlier call put there stay unless they come again, of whatever agents.
 
 What can be had among some co-players is what the best response to them gets in episodes 6-30, or the oracle (planning
 with the true co-players) where that is lower. After a switch it is that of the second co-players.
@@ -38,19 +38,28 @@ back when three episodes reach {aim} of it. What these figures say and how they 
 """
 
 
+def read(files: list[Path]) -> dict[tuple[str, str, str], dict]:
+    """The rows of tables of evaluate.py --adaptation, by line-up, player of seat 1 and agent."""
+    rows = {}
+    for path in files:
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    row["returns"] = json.loads(row["returns"])
+                    rows[row["among"], row["player 1"], row["agent"]] = row
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is no table of adaptation: {error}") from None
+    return rows
+
+
 class Table:
     """The rows of one game, by line-up and player of seat 1."""
 
-    def __init__(self, game: str, files: list[Path]):
-        self.game, self.rows = game, {}
-        for path in files:
-            try:
-                with open(path, newline="", encoding="utf-8") as file:
-                    for row in csv.DictReader(file):
-                        row["returns"] = json.loads(row["returns"])
-                        self.rows[row["among"], row["player 1"], row["agent"]] = row
-            except (OSError, LookupError, TypeError, ValueError) as error:
-                raise ConfigError(f"{path} is no table of adaptation: {error}") from None
+    def __init__(self, game: str, files: list[Path], before: Path | None = None):
+        self.game, self.rows = game, read(files)
+        if before:  # what was there and did not come again
+            again = {(among, player) for among, player, _ in self.rows}
+            self.rows = {key: row for key, row in read([before]).items() if key[:2] not in again} | self.rows
         line_ups = dict.fromkeys(among for among, _, _ in self.rows)
         self.line_ups = sorted(line_ups, key=lambda name: (">" in name, held_out(name)))
         self.players = list(dict.fromkeys(player for _, player, _ in self.rows))
@@ -173,8 +182,8 @@ def main() -> None:
     for folder in sorted(options.folder.iterdir()) if options.folder else ():
         envs.game(folder.name)  # refuses a folder of another name
         stem = options.out / f"adaptation_{folder.name}"
-        files = [*([Path(f"{stem}.csv")] if Path(f"{stem}.csv").is_file() else []), *sorted(folder.glob("*.csv"))]
-        Table(folder.name, files).write(stem)
+        before = Path(f"{stem}.csv")
+        Table(folder.name, sorted(folder.glob("*.csv")), before if before.is_file() else None).write(stem)
     found = sorted(options.out.glob("adaptation_ms*.csv"))
     tables = [Table(path.stem.removeprefix("adaptation_"), [path]) for path in found]
     (options.out / "adaptation_tables.md").write_text(page(tables), encoding="utf-8")

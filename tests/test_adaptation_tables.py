@@ -80,6 +80,13 @@ def test_shares_are_of_the_best_response_or_of_the_oracle_where_that_is_lower(pl
     before = Path("docs/adaptation_tables.md").read_text()
     assert tables("--out", "docs")[0] == 0 and Path("docs/adaptation_tables.md").read_text() == before
 
+    # a row that comes again comes without its earlier agents, and only among those line-ups
+    write(Path(f"in/{GAME}/more.csv"), {("ns,ns,ns", "HOP+", "of today"): [2.4] * 30})
+    assert tables("in", "--out", "docs")[0] == 0
+    rows = list(csv.DictReader(open(f"docs/adaptation_{GAME}.csv")))
+    assert [row["agent"] for row in rows if row["player 1"] == "HOP+"] == ["of today", "all", "all"]
+    assert cells(Path("docs/adaptation_tables.md").read_text(), "3 ns")[0][0] == "2.40 (96 %)"
+
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "among,player 1,agent,returns\nns,x,all,[1\n"])
 def test_a_damaged_table_is_one_line_and_exit_code_2(place, content):
