@@ -37,7 +37,7 @@ from envs import trees as forest
 from envs.checkpoints import Kept
 from envs.devices import device_of, move, tensors
 from envs.few_rows import FewRows, begin_search
-from envs.grid import ITEM, PLAYERS, STAY, T, copy_row
+from envs.grid import ITEM, PLAYERS, STAY, UNCOUNTED, T, copy_row
 from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
@@ -189,7 +189,7 @@ def make_nets(args: Args, game, models: GoalModels, seed: int = 0) -> nn.ModuleD
 # (compiled in two seconds at every start: numba's cache would not find a script again under another name)
 
 
-@njit(nogil=True)
+@njit(**UNCOUNTED)
 def best_action(trees, m, node, c_puct):
     """PUCT: Q scaled to 0..1 plus the prior's bonus; an action not tried yet counts as the node's value."""
     low, high = trees.bounds[m, 0], trees.bounds[m, 1]
@@ -205,7 +205,7 @@ def best_action(trees, m, node, c_puct):
     return best
 
 
-@njit(nogil=True)
+@njit(**UNCOUNTED)
 def select(grid, trees, c_puct, leaves):
     """Walk every tree from its root to an action without a child, or to a node after the end (slot -1)."""
     for m in range(leaves.node.shape[0]):
@@ -223,7 +223,7 @@ def select(grid, trees, c_puct, leaves):
             leaves.action[m] = action
 
 
-@njit(nogil=True)
+@njit(**UNCOUNTED)
 def back_up(trees, leaves, gamma):
     """Add the value of each tree's leaf to all actions on the way to it."""
     for m in range(leaves.node.shape[0]):
@@ -242,7 +242,7 @@ def back_up(trees, leaves, gamma):
             node = parent
 
 
-@njit(nogil=True)
+@njit(**UNCOUNTED)
 def walk(grid, trees, leaves, gamma, c_puct):
     """Up from the newest nodes and down to the next leaves, in one call: for few trees it is calls that cost time."""
     back_up(trees, leaves, gamma)
@@ -285,7 +285,7 @@ class Planner:
     def grow_trees(self, trees: Trees, roots: Roots, leaves: Leaves, out) -> None:
         """All simulations of a block of trees."""
         game, args, own, other = self.game, self.args, self.own, self.other
-        place = (game.grid, self.things.table, trees, roots, self.unknown_goal.numpy(), leaves)
+        place = (game.grid, self.things.table, self.things.room(), trees, roots, self.unknown_goal.numpy(), leaves)
         begin_search(len(roots.state), self.agent, self.moa)
         asked, simulations = forest.plant(*place, own), trees.value.shape[1] - 1
         for node in range(simulations):

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numba import njit
+from numba.core.options import DefaultOptions
 
 from envs.errors import ConfigError, check_count, short
 from envs.rng import below, make_streams, unit
@@ -65,9 +66,12 @@ def make_grid(height: int, width: int, num_players: int, num_kinds: int, horizon
 # compiled rules shared by all grid games
 # ---------------------------------------------------------------------------------------------------------------------
 
+# A view of a row (`states[b]`) counts as a reference to its array, and counting is atomic: up to half of the time of a
+# loop over rows. What allocates nothing can do without, by a switch of numba's that is not public.
+UNCOUNTED: dict[str, bool] = {"nogil": True} | ({"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {})
 # What is done for each row is inlined into the loop over rows: a call that passes the grid and a few views costs more
 # than the work itself (2.5x in step_rows).
-row_helper = njit(cache=True, nogil=True, forceinline=True)
+row_helper = njit(cache=True, forceinline=True, **UNCOUNTED)
 
 
 @row_helper

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numba import njit
 from torch import nn
 
-from envs.grid import BLOCK, FREE, GONE, PLAYERS, GridGame, row_helper
+from envs.grid import BLOCK, FREE, GONE, PLAYERS, UNCOUNTED, GridGame, row_helper
 
 
 @row_helper
@@ -50,10 +50,9 @@ def write_ids(grid, table, state, contents, count, viewer, own, ids):
         ids[k] = 0
 
 
-@njit(cache=True, nogil=True)
-def ids_rows(grid, table, states, row, viewer, own, ids):
+@njit(cache=True, **UNCOUNTED)
+def ids_rows(grid, table, states, row, viewer, own, ids, contents):
     """ids[m] of what player viewer[m] sees in states[row[m]], standing on own[m] (-1: where it is)."""
-    contents = np.empty(grid.height * grid.width + 1, np.int64)
     for m in range(row.shape[0]):
         state = states[row[m]]
         count = list_contents(grid, state, contents)
@@ -95,8 +94,12 @@ class Things:
         would see, standing on that cell."""
         ids = np.empty((len(row), self.most), np.int32)
         own = np.full(len(row), -1) if own is None else own
-        ids_rows(self.game.grid, self.table, states, row, viewer, own, ids)
+        ids_rows(self.game.grid, self.table, states, row, viewer, own, ids, self.room())
         return ids
+
+    def room(self) -> np.ndarray:
+        """Scratch of `list_contents`, for one board."""
+        return np.empty(self.table.shape[0] + 1, np.int64)
 
     def time(self, t: np.ndarray) -> np.ndarray:
         """Share of the episode that is over; nobody acts at the horizon, so that counts as one step earlier."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from envs.grid import GONE, ITEM, PLAYERS, STAY, GridGame, T, copy_row, is_legal, players_left, row_helper
+from envs.grid import GONE, ITEM, PLAYERS, STAY, UNCOUNTED, GridGame, T, copy_row, is_legal, players_left, row_helper
 from envs.rng import scramble, unit, unit_at
 from envs.sight import Things, list_contents, write_ids
 
@@ -151,7 +151,7 @@ def is_there(grid, state, cell, code):
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **UNCOUNTED)
 def goals_there(grid, states, cell, code, there):
     """there (B, K) of goals cell and code (B, K): see `is_there`."""
     for b in range(states.shape[0]):
@@ -169,12 +169,13 @@ def ask_about(grid, table, state, contents, count, player, ask, row):
 
 
 @row_helper
-def goal_of(grid, roots, unknown_goal, state, m, k):
+def write_goal(grid, roots, unknown_goal, state, m, k, goal):
     """The goal vector of the k-th other player of a tree: unknown once the player, or what it is about, has left."""
     here = state[PLAYERS + (roots.focal[m] + 1 + k) % grid.num_players] != GONE
     if here and is_there(grid, state, roots.cell[m, k], roots.code[m, k]):
-        return roots.goal[m, k]
-    return unknown_goal
+        copy_row(roots.goal[m, k], goal)
+    else:
+        copy_row(unknown_goal, goal)
 
 
 @row_helper
@@ -196,14 +197,13 @@ def open_node(grid, table, trees, roots, unknown_goal, m, node, own, contents, n
     ask_about(grid, table, state, contents, count, focal, own, num_own)
     copy_row(own.legal[num_own], trees.legal[m, node])
     for k in range(grid.num_players - 1):
-        copy_row(goal_of(grid, roots, unknown_goal, state, m, k), own.goal[num_own, k])
+        write_goal(grid, roots, unknown_goal, state, m, k, own.goal[num_own, k])
     return num_own + 1
 
 
-@njit(cache=True, nogil=True)
-def plant(grid, table, trees, roots, unknown_goal, leaves, own):
+@njit(cache=True, **UNCOUNTED)
+def plant(grid, table, contents, trees, roots, unknown_goal, leaves, own):
     """Make the roots; returns how many questions there are about focal players."""
-    contents = np.empty(grid.height * grid.width + 1, np.int64)
     num_own = 0
     for m in range(roots.state.shape[0]):
         copy_row(roots.state[m], trees.state[m, 0])
@@ -215,11 +215,10 @@ def plant(grid, table, trees, roots, unknown_goal, leaves, own):
     return num_own
 
 
-@njit(cache=True, nogil=True)
-def ask_others(grid, table, trees, roots, unknown_goal, leaves, other):
+@njit(cache=True, **UNCOUNTED)
+def ask_others(grid, table, contents, trees, roots, unknown_goal, leaves, other):
     """Ask what the others do at the nodes that the search goes on from for the first time; returns how many questions
     there are."""
-    contents = np.empty(grid.height * grid.width + 1, np.int64)
     num_other = 0
     for m in range(roots.state.shape[0]):
         node = leaves.node[m]
@@ -233,16 +232,15 @@ def ask_others(grid, table, trees, roots, unknown_goal, leaves, other):
                 count = list_contents(grid, state, contents) if count < 0 else count
                 other.tree[num_other], other.index[num_other] = m, k
                 ask_about(grid, table, state, contents, count, player, other, num_other)
-                copy_row(goal_of(grid, roots, unknown_goal, state, m, k), other.goal[num_other, 0])
+                write_goal(grid, roots, unknown_goal, state, m, k, other.goal[num_other, 0])
                 num_other += 1
     return num_other
 
 
-@njit(cache=True, nogil=True)
-def grow(grid, table, trees, roots, unknown_goal, leaves, out, reward_scale, new, own):
+@njit(cache=True, **UNCOUNTED)
+def grow(grid, table, contents, trees, roots, unknown_goal, leaves, out, reward_scale, new, own):
     """Add the stepped states `out` as node `new` of every tree that was left at a leaf, and ask about them. A tree that
     was left after the end keeps its node. leaves.node becomes the node to back up from."""
-    contents = np.empty(grid.height * grid.width + 1, np.int64)
     num_own = 0
     for m in range(roots.state.shape[0]):
         if leaves.slot[m] < 0:
@@ -259,7 +257,7 @@ def grow(grid, table, trees, roots, unknown_goal, leaves, out, reward_scale, new
     return num_own
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **UNCOUNTED)
 def answer(tree_prior, tree_value, node, tree, prior, value):
     """Put raw policies (R, A) and values (R,) of the focal players into node `node` of the trees that asked."""
     for row in range(prior.shape[0]):
@@ -268,7 +266,7 @@ def answer(tree_prior, tree_value, node, tree, prior, value):
             tree_prior[tree[row], node, action] = prior[row, action]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **UNCOUNTED)
 def draw_others(grid, others, outcomes, roots, leaves, other, probs):
     """Put what the others do, probs (R, A), into `others` of the trees, at the nodes that were asked about. Then
     everybody's actions at the leaves: the own one, and a draw of the others'. The same draw for all own actions of a
@@ -314,7 +312,7 @@ def goals_left(game, states, row, focal, goals, cell, code, unknown):
     return player, alive, np.where((there & alive)[..., None], goals, unknown)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **UNCOUNTED)
 def draw_goals(belief, alive, env, focal, streams, goals, tree_streams):
     """For each decision of player focal[r] in game env[r], and each of its trees: a goal of every other player drawn
     from belief (B, N, K), and a random stream. goals (R, T, N-1), -1 for who left; tree_streams (R, T), streams (B N,).
@@ -336,7 +334,7 @@ def draw_goals(belief, alive, env, focal, streams, goals, tree_streams):
             tree_streams[r, tree] = scramble(streams[row])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **UNCOUNTED)
 def draw_actions(probs, env, focal, goals, streams, joint):
     """What the others do under goals (R, D, N-1) drawn for them, next player first, by probs (B, N, K, A) of everyone's
     actions under each goal: joint (R, D, N), filled with STAY before."""

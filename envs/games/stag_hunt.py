@@ -8,7 +8,19 @@ import numpy as np
 from numba import njit
 
 from envs.errors import ConfigError
-from envs.grid import DEADLINE, FREE, GONE, PLAYERS, GridConfig, GridGame, T, begin_step, end_step, share_rewards
+from envs.grid import (
+    DEADLINE,
+    FREE,
+    GONE,
+    PLAYERS,
+    UNCOUNTED,
+    GridConfig,
+    GridGame,
+    T,
+    begin_step,
+    end_step,
+    share_rewards,
+)
 
 STAG, HARE = 1, 2  # in `taken`: 1 + the kind
 
@@ -41,7 +53,7 @@ class Rules(NamedTuple):
     prosocial: bool
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **UNCOUNTED)
 def step_rows(grid, rules, states, actions, next_states, reward, terminated, truncated, taken, illegal):
     num_players = grid.num_players
     board = PLAYERS + num_players
