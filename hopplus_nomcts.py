@@ -38,7 +38,7 @@ from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.sight import Things, embedding_table, legal_log_softmax, linear, sum_of_embeddings
-from envs.trees import AIMLESS, HABIT, UNKNOWN
+from envs.trees import AIMLESS, BYSTANDER, HABIT, UNKNOWN
 from pretrain_vae import FLAGS, GoalModels
 from train_world_model import ImaginedGames, World
 
@@ -120,6 +120,8 @@ class Args(RunArgs):
     """share of a first belief that goes to all kinds of goals alike, whatever the reader of goals has got used to"""
     aimless_prior: Share = 0.1
     """first belief that a player has no goal and moves at random"""
+    bystander_prior: Share = 0.0
+    """first belief that a player touches no item, whatever happens; 0: nobody does so (Snowdrift: 0.1)"""
     habit_prior: Share = 0.1
     """first belief that a player does what those met in the games so far have done, whatever their goals"""
     offline_share: Share = 0.5
@@ -160,9 +162,10 @@ class Args(RunArgs):
     """width of the policy and value network"""
 
     def check(self) -> None:
-        total = self.habit_prior + self.aimless_prior
+        total = self.bystander_prior + self.habit_prior + self.aimless_prior
         if total > 1.0:
-            raise envs.ConfigError(f"--habit-prior and --aimless-prior must add up to at most 1, not to {total:g}")
+            flags = "--bystander-prior, --habit-prior and --aimless-prior"
+            raise envs.ConfigError(f"{flags} must add up to at most 1, not to {total:g}")
 
 
 # networks
@@ -361,8 +364,8 @@ class Beliefs(Kept):
     """What is believed of every player of B games.
 
     All see the whole board, so a belief about player j is the same for everybody who holds one, and is kept once.
-    K hypotheses per player: one per item of the episode's first board (learned) or per kind (oracle), then HABIT and
-    AIMLESS; with goal mode none a single one, UNKNOWN.
+    K hypotheses per player: one per item of the episode's first board (learned) or per kind (oracle), then F that need
+    no item: BYSTANDER (if there may be any), HABIT and AIMLESS; with goal mode none a single one, UNKNOWN.
     """
 
     KEPT = (
@@ -372,22 +375,25 @@ class Beliefs(Kept):
 
     def __init__(self, args: Args, game, models: GoalModels, num_envs: int, seed: int):
         self.args, self.game, self.models, self.things = args, game, models, Things(game)
+        priors = {BYSTANDER: args.bystander_prior, HABIT: args.habit_prior, AIMLESS: args.aimless_prior}
+        self.free = [code for code in priors if code != BYSTANDER or priors[code] > 0]  # (F,) goals without items
+        self.num_free, self.priors = len(self.free), np.array([priors[code] for code in self.free])
         num_items = {"learned": int(game.item_counts.sum()), "oracle": len(game.kinds), "none": 0}[args.goal_mode]
-        shape, num_goals = (num_envs, game.num_players), num_items + 2 if num_items else 1
+        shape, num_goals = (num_envs, game.num_players), num_items + self.num_free if num_items else 1
         self.belief = np.zeros((*shape, num_goals), np.float32)  # (B, N, K)
         self.prior = np.zeros_like(self.belief)  # (B, N, K) by the reader of goals
-        self.habits = np.zeros((*shape, len(game.kinds) + 2), np.float32)  # (B, N, kinds + 2) pursued in past episodes
+        self.habits = np.zeros((*shape, len(game.kinds) + self.num_free), np.float32)  # (B, N, kinds + F) so far
         self.cell = np.full((num_envs, num_goals), -1)  # (B, K) where a goal's item is, -1: any of its kind
         self.code = np.full((num_envs, num_goals), UNKNOWN)  # (B, K) and what it is
         self.goal = np.zeros((*shape, num_goals, models.goal_size), np.float32)  # (B, N, K, G)
         self.goal[:] = models.flag(pretrain_vae.UNKNOWN).numpy()
         if num_items:
-            self.code[:, -2:] = HABIT, AIMLESS
-            self.goal[..., -2, :] = models.flag(pretrain_vae.HABIT).numpy()
-            self.goal[..., -1, :] = models.flag(pretrain_vae.AIMLESS).numpy()
+            habit, aimless = models.flag(pretrain_vae.HABIT).numpy(), models.flag(pretrain_vae.AIMLESS).numpy()
+            self.code[:, num_items:] = self.free
+            self.goal[..., num_items:, :] = np.stack([-aimless, habit, aimless])[-self.num_free :]
         if args.goal_mode == "oracle":
-            self.code[:, :-2] = ITEM + np.arange(num_items)
-            self.goal[..., :-2, :] = np.eye(num_items, models.goal_size)
+            self.code[:, :num_items] = ITEM + np.arange(num_items)
+            self.goal[..., :num_items, :] = np.eye(num_items, models.goal_size)
         self.probs = np.zeros((*shape, num_goals, game.num_actions), np.float32)  # (B, N, K, A) of the opponent model
         self.memory = np.zeros((*shape, models.sizes["hidden_size"]), np.float32)  # of the reader
         self.last_action = np.full(shape, game.num_actions)
@@ -427,14 +433,14 @@ class Beliefs(Kept):
         self.looked = True
 
     def there(self) -> np.ndarray:
-        """(B, K): what the goal is about is still on the board; HABIT and AIMLESS need nothing"""
+        """(B, K): what the goal is about is still on the board; goals without items need nothing"""
         there = np.zeros(self.code.shape, bool)
         forest.goals_there(self.game.grid, self.states, self.cell, self.code, there)
         return there
 
     def list_goals(self, rows: np.ndarray) -> None:
         """A new episode's goals: its items in the order of their cells."""
-        self.cell[rows, :-2], self.code[rows, :-2] = -1, UNKNOWN
+        self.cell[rows, : -self.num_free], self.code[rows, : -self.num_free] = -1, UNKNOWN
         codes = self.states[rows, PLAYERS + self.game.num_players :]
         row, cell = np.nonzero(codes >= ITEM)
         slot = np.arange(len(row)) - np.searchsorted(row, row)
@@ -442,7 +448,7 @@ class Beliefs(Kept):
 
     def encode_goals(self, rows: np.ndarray) -> None:
         """z of each goal: the encoder's mean for what the player would see, standing on the item."""
-        there = self.there()[rows][:, None, :-2]
+        there = self.there()[rows][:, None, : -self.num_free]
         row, player, slot = np.nonzero(self.alive[rows][:, :, None] & there)
         row = rows[row]
         if len(row):
@@ -452,32 +458,34 @@ class Beliefs(Kept):
 
     def read(self, env_row: np.ndarray, player: np.ndarray) -> None:
         """Let the reader of goals see the boards, and compare its z with those of the goals."""
-        columns = (self.seen, self.last_action, self.memory, self.goal[:, :, :-2, :-FLAGS])  # goals (R, K-2, D)
+        z = self.goal[:, :, : -self.num_free, :-FLAGS]  # (B, N, K-F, D)
+        columns = (self.seen, self.last_action, self.memory, z)
         seen, last, memory, goals = tensors(device_of(self.models), *(column[env_row, player] for column in columns))
         mean, log_std, memory = self.models.reader(seen, last, memory)
         self.memory[env_row, player] = memory.cpu().numpy()
         fit = -0.5 * ((goals - mean[:, None]) / log_std.exp()[:, None]).pow(2).sum(2)
-        self.prior[env_row, player, :-2] = torch.softmax(fit.clamp_min(-50.0), 1).cpu().numpy()
+        self.prior[env_row, player, : -self.num_free] = torch.softmax(fit.clamp_min(-50.0), 1).cpu().numpy()
 
     def kinds_of_goals(self) -> np.ndarray:
-        """(B, K, kinds + 2) one-hot: the kind each goal is of, HABIT and AIMLESS last; UNKNOWN is of none"""
-        kind = np.where(self.code >= ITEM, self.code - ITEM, len(self.game.kinds) + self.code - HABIT)
-        return np.eye(len(self.game.kinds) + 3, dtype=np.float32)[kind][..., :-1]
+        """(B, K, kinds + F) one-hot: the kind each goal is of, those without items last; UNKNOWN is of none"""
+        kind = np.where(self.code >= ITEM, self.code - ITEM, len(self.game.kinds) + self.code - self.free[0])
+        return np.eye(len(self.game.kinds) + self.num_free + 1, dtype=np.float32)[kind][..., :-1]
 
     def open_prior(self, there: np.ndarray) -> np.ndarray:
         """(B, N, K) first beliefs of an episode, were nothing known of the player: mostly the reader's, but a share of
-        `open_mind` goes to all kinds of goals that are there alike, `habit_prior` and `aimless_prior` to the rest."""
-        args, kinds = self.args, self.kinds_of_goals()[:, :-2, :-2]  # (B, K - 2, kinds)
-        prior = (self.prior[..., :-2] + 1e-6) * there[:, None, :-2]
+        `open_mind` goes to all kinds of goals that are there alike, and their own priors to those without items."""
+        args, free, last = self.args, self.num_free, self.priors
+        kinds = self.kinds_of_goals()[:, :-free, :-free]  # (B, K - F, kinds)
+        prior = (self.prior[..., :-free] + 1e-6) * there[:, None, :-free]
         of_kind = np.einsum("bnk,bkc->bnc", prior, kinds)
         share = of_kind / np.maximum(of_kind.sum(-1, keepdims=True), 1e-12)
         present = of_kind > 0
         share = (1 - args.open_mind) * share + args.open_mind * present / np.maximum(present.sum(-1, keepdims=True), 1)
         prior = prior * np.einsum("bkc,bnc->bnk", kinds, share / np.maximum(of_kind, 1e-12))
-        last = np.array([args.habit_prior, args.aimless_prior])
-        aims = there[:, :-2].any(1)[:, None, None]
-        last = np.broadcast_to(np.where(aims, last, (last + 1e-6) / (last + 1e-6).sum()), (*prior.shape[:2], 2))
-        return np.concatenate([(1 - args.habit_prior - args.aimless_prior) * prior, last], -1).astype(np.float32)
+        prior = (1 - float(last.sum())) * prior
+        aims = there[:, :-free].any(1)[:, None, None]
+        last = np.broadcast_to(np.where(aims, last, (last + 1e-6) / (last + 1e-6).sum()), (*prior.shape[:2], free))
+        return np.concatenate([prior, last], -1).astype(np.float32)
 
     def first_beliefs(self, prior: np.ndarray) -> np.ndarray:
         """Kinds as the player pursued them before (one more episode as the prior says); within a kind, by the prior."""
@@ -533,24 +541,25 @@ class ImaginedPlayers(Kept):
         self.rows = np.arange(first, len(beliefs.new_episode))
         self.focal = np.array(learners)[self.rows % len(learners)]
         shape = (len(self.rows), beliefs.game.num_players)
-        self.kind, self.goal = np.full(shape, -1), np.full(shape, -1)  # the last kinds: HABIT, AIMLESS
+        self.kind, self.goal = np.full(shape, -1), np.full(shape, -1)  # the last kinds: those without items
 
     def act(self, actions: np.ndarray) -> None:
         """Fill the actions of all imagined players (the focal ones are overwritten by who plans)."""
         beliefs, rows, rng = self.beliefs, self.rows, self.rng
         new = beliefs.new_episode[rows]
         redraw = new & ((rng.random(len(rows)) < 0.1) | (self.kind[:, 0] < 0))  # a new team
-        kinds = rng.integers(self.num_kinds + 2, size=self.kind.shape)
+        kinds = rng.integers(self.num_kinds + beliefs.num_free, size=self.kind.shape)
         kinds = np.where(rng.random((len(rows), 1)) < 0.5, kinds[:, :1], kinds)  # half of the teams are of one kind
         self.kind[redraw] = kinds[redraw]
         if beliefs.args.goal_mode == "none":
             self.goal[:] = 0
         else:
-            there, kinds = beliefs.there()[rows], beliefs.kinds_of_goals()[rows]  # (B, K), (B, K, kinds + 2)
+            there, kinds = beliefs.there()[rows], beliefs.kinds_of_goals()[rows]  # (B, K), (B, K, kinds + F)
             lost = (self.goal < 0) | new[:, None] | ~np.take_along_axis(there, np.maximum(self.goal, 0), 1)
             of_kind = np.take_along_axis(kinds, self.kind[:, None, :], 2).transpose(0, 2, 1)  # (B, N, K)
             chance = (beliefs.prior[rows] + 1e-6) * there[:, None] * (of_kind + 1e-4)
-            chance[..., -2:] = np.where(self.kind[..., None] == self.num_kinds + np.arange(2), 1e3, 1e-9)
+            free = self.num_kinds + np.arange(beliefs.num_free)
+            chance[..., -beliefs.num_free :] = np.where(self.kind[..., None] == free, 1e3, 1e-9)
             self.goal = np.where(lost, draw_rows(chance, rng), self.goal)
         probs = np.take_along_axis(beliefs.probs[rows], self.goal[:, :, None, None], 2)[:, :, 0]  # (B, N, A)
         probs[..., STAY] += 1e-6  # who left stays

@@ -61,7 +61,8 @@ from envs.run import Positive, Range, Rate, Run, Share, Weight, Whole, check_ran
 from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embeddings
 
 FLAGS = 3  # numbers of a goal vector behind its z:
-HABIT, UNKNOWN, AIMLESS = -3, -2, -1  # does what players met so far do; goal not known; has none and moves at random
+HABIT, UNKNOWN, AIMLESS = -3, -2, -1  # does what players met so far do; goal not known; has none and acts at random
+# (AIMLESS -1 instead of 1: a bystander, who acts at random but touches no item)
 
 
 @dataclass
@@ -201,12 +202,15 @@ class OpponentModel(nn.Module):
         nn.init.normal_(self.goal.weight, std=0.3)
         nn.init.normal_(self.layer.weight, std=(2 / hidden) ** 0.5)
         nn.init.normal_(self.head.weight, std=0.1 / hidden**0.5)
+        touches = torch.arange(sizes["num_actions"]) >= FIRST_INTERACTION
+        self.register_buffer("touches", 1e9 * touches.float(), persistent=False)  # (A,)
 
     def forward(self, seen: Tensor, t: Tensor, legal: Tensor, goal: Tensor) -> Tensor:
         """seen (R, ...), t (R,) in 0..1, legal (R, A), goal (R, G) -> log-probabilities (R, A)"""
         first = torch.relu(self.first(seen) + t[:, None] * self.time + self.goal(goal))
         logits = self.head(torch.relu(self.layer(first)))
-        logits = logits * (1 - goal[:, AIMLESS, None])  # who has no goal does anything that is legal
+        aimless, bystander = torch.relu(goal[:, AIMLESS, None]), torch.relu(goal[:, AIMLESS, None] * -1)
+        logits = logits * (1 - aimless - bystander) - bystander * self.touches  # who has no goal does anything legal
         return legal_log_softmax(logits, legal)
 
 

@@ -22,7 +22,8 @@ from envs.grid import GONE, ITEM, PLAYERS, STAY, UNCOUNTED, GridGame, T, copy_ro
 from envs.rng import scramble, unit, unit_at
 from envs.sight import Things, list_contents, write_ids
 
-UNKNOWN, AIMLESS, HABIT = 0, -1, -2  # codes of a goal that is no item; ITEM + kind is an item, as on the board
+# codes of a goal that is no item; ITEM + kind is an item, as on the board
+UNKNOWN, AIMLESS, HABIT, BYSTANDER = 0, -1, -2, -3
 
 
 class Trees(NamedTuple):
@@ -52,7 +53,7 @@ class Roots(NamedTuple):
     state: np.ndarray  # (M, L) int16
     focal: np.ndarray  # (M,) int64
     cell: np.ndarray  # (M, N-1) int64 where a goal's item is, -1: any of its kind
-    code: np.ndarray  # (M, N-1) int64 what it is: ITEM + kind, UNKNOWN, AIMLESS or HABIT
+    code: np.ndarray  # (M, N-1) int64 what it is: ITEM + kind, or UNKNOWN, AIMLESS, HABIT, BYSTANDER
     goal: np.ndarray  # (M, N-1, G) as a vector
     stream: np.ndarray  # (M,) uint64 random streams
 

@@ -36,7 +36,7 @@ from envs.grid import GONE, ITEM, PLAYERS, STAY
 from envs.roles import load_policy
 from envs.run import descend, main
 from envs.sight import legal_log_softmax, sum_of_embeddings
-from envs.trees import AIMLESS, HABIT, UNKNOWN, draw_goals
+from envs.trees import AIMLESS, BYSTANDER, HABIT, UNKNOWN, draw_goals
 
 ROOT = Path(__file__).resolve().parent.parent
 BOTH = pytest.mark.parametrize("hop", [mcts, nomcts], ids=["mcts", "nomcts"])
@@ -510,6 +510,38 @@ def test_named_goals_are_the_kinds(hop):
 
 
 @BOTH
+@pytest.mark.parametrize("goal_mode", ["learned", "oracle"])
+def test_a_bystander_is_believed_to_touch_nothing(hop, goal_mode):
+    """With --bystander-prior there is one hypothesis more, last but two: a player that acts at random but hunts
+    nothing. Whoever wanders over hares is soon taken for one, whoever takes one is none."""
+    env, beliefs = make_beliefs(hop, goal_mode, num_envs=100, bystander_prior=0.2, belief_floor=0.0)
+    items = len(beliefs.code[0]) - 3
+    rng, acted = np.random.default_rng(0), None
+    for step in range(12):
+        beliefs.look(env)
+        if step == 0:
+            assert (beliefs.code[:, items:] == (BYSTANDER, HABIT, AIMLESS)).all()
+            assert beliefs.belief[..., items:] == pytest.approx(np.tile([0.2, 0.1, 0.1], (100, 4, 1)), abs=1e-5)
+            assert (beliefs.kinds_of_goals()[:, items:] == np.eye(5)[2:]).all()
+        may = env.legal & (np.arange(7) <= STAY)
+        assert np.allclose(
+            beliefs.probs[..., items, :][env.alive], (may / may.sum(2, keepdims=True))[env.alive], atol=1e-6
+        )
+        random = beliefs.probs[..., items + 2, :][env.alive]
+        assert np.allclose(random, (env.legal / env.legal.sum(2, keepdims=True))[env.alive], atol=1e-6)
+        on_hare = env.legal[..., HARE] & env.alive
+        actions = (rng.random(may.shape) * may).argmax(2)
+        if step == 11:
+            actions[:, 0] = np.where(on_hare[:, 0], HARE, actions[:, 0])
+            acted = beliefs.belief[:, 0, items].copy(), on_hare[:, 0]
+        beliefs.watch(actions, env.alive, env.step(actions)[-1]["done"])
+    before, took = acted
+    assert took.sum() > 5 and beliefs.belief[took, 0, items].max() < 0.3 * before[took].mean()
+    ratio = beliefs.belief[:, 1:, items] / beliefs.belief[:, 1:, items + 2]  # were alike: 0.2 to 0.1
+    assert ratio.min() >= 2 - 1e-3 and np.median(ratio) > 4
+
+
+@BOTH
 def test_learned_goals_are_the_encoders_view_of_standing_on_each_item(hop):
     env, beliefs = make_beliefs(hop, "learned", num_envs=6)
     beliefs.look(env)
@@ -649,9 +681,11 @@ def test_beliefs_go_on_exactly_from_what_was_saved(hop):
 
 
 @BOTH
+@pytest.mark.parametrize("bystander_prior", [0.0, 0.1])
 @pytest.mark.parametrize("goal_mode", ["learned", "oracle", "none"])
-def test_imagined_players_act_legally_for_goals_on_the_board(hop, goal_mode):
-    env, beliefs = make_beliefs(hop, goal_mode, num_envs=20)
+def test_imagined_players_act_legally_for_goals_on_the_board(hop, goal_mode, bystander_prior):
+    env, beliefs = make_beliefs(hop, goal_mode, num_envs=20, bystander_prior=bystander_prior)
+    idle = 0
     imagined = hop.ImaginedPlayers(beliefs, 8, [0, 1, 2, 3], 3)
     assert imagined.rows.tolist() == list(range(8, 20)) and imagined.focal.tolist() == [0, 1, 2, 3] * 3
     for _ in range(40):
@@ -665,9 +699,12 @@ def test_imagined_players_act_legally_for_goals_on_the_board(hop, goal_mode):
             assert np.take_along_axis(beliefs.there()[8:], imagined.goal, 1).all()
             kind = np.take_along_axis(beliefs.kinds_of_goals()[8:].argmax(2), imagined.goal, 1)
             left = (env.states[8:, PLAYERS + 4 :, None] == ITEM + np.arange(2)).any(1)  # (12, kinds)
-            possible = np.concatenate([left, np.ones((12, 2), bool)], 1)
+            possible = np.concatenate([left, np.ones((12, beliefs.num_free), bool)], 1)
             wanted = np.take_along_axis(possible, imagined.kind, 1)
             assert (kind == imagined.kind)[wanted & env.alive[8:]].mean() > 0.95
+            bystander = np.take_along_axis(beliefs.code[8:], imagined.goal, 1) == BYSTANDER
+            assert (actions[8:][bystander & env.alive[8:]] <= STAY).all()
+            idle += (env.legal[8:, :, STAY + 1 :].any(2) & bystander & env.alive[8:]).sum()
         goals = imagined.goals()  # what the others are heading for, as the focal player would have to know it
         for b, k in product(range(12), range(3)):
             player = (imagined.focal[b] + 1 + k) % 4
@@ -677,6 +714,7 @@ def test_imagined_players_act_legally_for_goals_on_the_board(hop, goal_mode):
         actions[:8] = STAY
         done = env.step(actions)[-1]["done"].copy()
         beliefs.watch(actions, env.alive, done)
+    assert (idle > 10) == (goal_mode != "none" and bystander_prior > 0)
 
 
 @BOTH
