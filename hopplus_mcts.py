@@ -43,7 +43,7 @@ from envs.rng import draw_rows, make_streams
 from envs.roles import Seats, learners_of, parse_roles, play_episodes, score_episodes
 from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, descend, main, read_weights, saved_args
 from envs.sight import Things, embedding_table, legal_log_softmax, linear, sum_of_embeddings
-from envs.trees import AIMLESS, BYSTANDER, HABIT, UNKNOWN, Leaves, Roots, Trees
+from envs.trees import UNKNOWN, Leaves, Roots, Trees
 from pretrain_vae import FLAGS, GoalModels
 
 
@@ -150,10 +150,7 @@ class Args(RunArgs):
     """width of the policy and value network"""
 
     def check(self) -> None:
-        total = self.bystander_prior + self.habit_prior + self.aimless_prior
-        if total > 1.0:
-            flags = "--bystander-prior, --habit-prior and --aimless-prior"
-            raise envs.ConfigError(f"{flags} must add up to at most 1, not to {total:g}")
+        forest.free_goals(self)  # refuses priors that add up to more than 1
 
 
 # networks
@@ -417,9 +414,8 @@ class Beliefs(Kept):
 
     def __init__(self, args: Args, game, models: GoalModels, num_envs: int, seed: int):
         self.args, self.game, self.models, self.things = args, game, models, Things(game)
-        priors = {BYSTANDER: args.bystander_prior, HABIT: args.habit_prior, AIMLESS: args.aimless_prior}
-        self.free = [code for code in priors if code != BYSTANDER or priors[code] > 0]  # (F,) goals without items
-        self.num_free, self.priors = len(self.free), np.array([priors[code] for code in self.free])
+        self.free, self.priors = forest.free_goals(args)  # (F,) goals without items
+        self.num_free = len(self.free)
         num_items = {"learned": int(game.item_counts.sum()), "oracle": len(game.kinds), "none": 0}[args.goal_mode]
         shape, num_goals = (num_envs, game.num_players), num_items + self.num_free if num_items else 1
         self.belief = np.zeros((*shape, num_goals), np.float32)  # (B, N, K)

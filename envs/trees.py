@@ -18,12 +18,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from envs.errors import ConfigError
 from envs.grid import GONE, ITEM, PLAYERS, STAY, UNCOUNTED, GridGame, T, copy_row, is_legal, players_left, row_helper
 from envs.rng import scramble, unit, unit_at
 from envs.sight import Things, list_contents, write_ids
 
 # codes of a goal that is no item; ITEM + kind is an item, as on the board
 UNKNOWN, AIMLESS, HABIT, BYSTANDER = 0, -1, -2, -3
+
+
+def free_goals(args: Any) -> tuple[list[int], np.ndarray]:
+    """Codes (F,) of goals that need no item, and first beliefs in them (F,); bystanders only where there may be any."""
+    priors = {BYSTANDER: args.bystander_prior, HABIT: args.habit_prior, AIMLESS: args.aimless_prior}
+    if (total := sum(priors.values())) > 1.0:
+        flags = "--bystander-prior, --habit-prior and --aimless-prior"
+        raise ConfigError(f"{flags} must add up to at most 1, not to {total:g}")
+    codes = [code for code in priors if code != BYSTANDER or priors[code] > 0]
+    return codes, np.array([priors[code] for code in codes])
 
 
 class Trees(NamedTuple):

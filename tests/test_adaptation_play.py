@@ -37,7 +37,7 @@ def finish(folder: Path, file: str, cell: str) -> list[str]:
 
 @pytest.mark.parametrize("name", PLAN["games"])
 def test_the_plan_has_twelve_line_ups_half_of_them_held_out_and_three_switches(name):
-    """... each of which can be played, and a best response to all that are no switch (nor tft: adaptation_best.toml)."""
+    """... each of which can be played, and a best response to all but switches and tft (why: adaptation_best.toml)."""
     game = envs.game(PLAN["games"][name]["env-id"])
     line_ups = [play.spelled_out(line_up) for line_up in PLAN["games"][name]["line-ups"]]
     roles = {line_up: line_up.replace(">", ",").split(",") for line_up in line_ups}
