@@ -372,55 +372,71 @@ def rows_of(
 # the figure
 
 
-def panel_limits(rows: list[dict]) -> tuple[float, float]:
-    """Of the y-axis: around all rows with at least 60 % of the best one's return, so that these can be told apart."""
-    levels = [np.mean(row["returns"]) for row in rows]
-    shown = [row for row, level in zip(rows, levels, strict=True) if level >= 0.6 * max(levels)]
-    smooth = [np.convolve(row["returns"], np.ones(WINDOW) / WINDOW, "valid") for row in shown]
+def panel_limits(rows: list[dict], episodes: slice) -> tuple[float, float]:
+    """Of the y-axis in these episodes: around all rows with at least 60 % of the best one's return, so that these can
+    be told apart."""
+    returns = [np.array(row["returns"])[episodes] for row in rows]
+    most = max(some.mean() for some in returns)
+    smooth = [np.convolve(some, np.ones(WINDOW) / WINDOW, "valid") for some in returns if some.mean() >= 0.6 * most]
     low, high = min(curve.min() for curve in smooth), max(curve.max() for curve in smooth)
     margin = max(0.12 * (high - low), 0.03 * abs(high), 1e-3)
     return low - margin, high + margin
 
 
+def draw_panel(axes: Any, rows: list[dict], episodes: slice, players: list[str]) -> dict[str, Any]:
+    """Rows of one line-up in some episodes; who is far below is named in the corner. Returns a line of each player."""
+    low, high = panel_limits(rows, episodes)
+    handles: dict[str, Any] = {}
+    below = []
+    for row in rows:
+        label, returns = row["player 1"], np.array(row["returns"])[episodes]
+        if label == "best response":
+            handles[label] = axes.axhline(np.mean(row["returns"]), color="#555555", ls="--", lw=1, label=label)
+            continue
+        style = players.index(label)
+        colour, dashes = COLOURS[style % len(COLOURS)], STYLES[style % len(STYLES)]
+        axes.plot(range(episodes.start + 1, episodes.stop + 1), returns, dashes, color=colour, lw=0.6, alpha=0.5)
+        for phase, part in PHASES.items():
+            if episodes.start <= part.start and part.stop <= episodes.stop:
+                first, last = part.start + 0.6, part.stop + 0.4
+                mean, band = row[phase], row[f"ci95 {phase}"]
+                [handles[label]] = axes.plot([first, last], [mean, mean], dashes, color=colour, lw=1.8, label=label)
+                axes.fill_between([first, last], mean - band, mean + band, color=colour, alpha=0.15, lw=0)
+        if np.median(returns) < low:
+            below.append(f"{label} {returns.mean():.2f}")
+    if below:
+        axes.text(0.02, 0.02, "below: " + ",\n".join(below), transform=axes.transAxes, fontsize=7)
+    axes.set(xlabel="episode", xlim=(episodes.start, episodes.stop + 1), ylim=(low, high))
+    axes.grid(alpha=0.3)
+    return handles
+
+
 def plot_adaptation(path: str, rows: list[dict]) -> None:
     """A panel per line-up: return of seat 1 over the episodes of a run (thin), its mean in each phase and the 95 % band
-    of that. The y-axes show the differences of the better rows; who is far below is named in the corner."""
+    of that. The y-axes show the differences of the better rows; before and after a switch they have their own."""
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["agent"] == "all"]
     names = list(dict.fromkeys(row["among"] for row in rows))
     columns = min(3, len(names))
     figure = Figure(figsize=(4.2 * columns, 3.1 * -(-len(names) // columns)), layout="constrained")
+    places = figure.add_gridspec(-(-len(names) // columns), columns)
     players = [name for name in dict.fromkeys(row["player 1"] for row in rows) if name != "best response"]
     handles: dict[str, Any] = {}
-    numbers = range(1, EPISODES + 1)
     for k, name in enumerate(names):
-        axes = figure.add_subplot(-(-len(names) // columns), columns, k + 1)
-        panel = [row for row in rows if row["among"] == name]
-        low, high = panel_limits(panel)
-        below = []
-        for row in panel:
-            label, returns = row["player 1"], np.array(row["returns"])
-            if label == "best response":
-                line = axes.axhline(returns.mean(), color="#555555", ls="--", lw=1, label="best response")
-            else:
-                style = players.index(label)
-                colour, dashes = COLOURS[style % len(COLOURS)], STYLES[style % len(STYLES)]
-                axes.plot(numbers, returns, dashes, color=colour, lw=0.6, alpha=0.5)
-                for phase, episodes in PHASES.items():
-                    first, last = episodes.start + 0.6, episodes.stop + 0.4
-                    mean, band = row[phase], row[f"ci95 {phase}"]
-                    [line] = axes.plot([first, last], [mean, mean], dashes, color=colour, lw=1.8, label=label)
-                    axes.fill_between([first, last], mean - band, mean + band, color=colour, alpha=0.15, lw=0)
-                if np.median(returns) < low:
-                    below.append(f"{label} {returns.mean():.2f}")
-            handles.setdefault(label, line)
+        panel, place = [row for row in rows if row["among"] == name], places[divmod(k, columns)]
         if ">" in name:
-            axes.axvline(SWITCH_AFTER + 0.5, color="#555555", ls=":", lw=1)
-        if below:
-            axes.text(0.02, 0.02, "below: " + ", ".join(below), transform=axes.transAxes, fontsize=7)
-        axes.set(title=f"among {name}", xlabel="episode", ylim=(low, high))
-        axes.grid(alpha=0.3)
+            before, after = name.split(">")
+            parts = [(before, slice(0, SWITCH_AFTER)), (f"then {after.strip()}", slice(SWITCH_AFTER, EPISODES))]
+        else:
+            parts = [(name, slice(0, EPISODES))]
+        for cell, (title, episodes) in zip(place.subgridspec(1, len(parts)), parts, strict=True):
+            axes = figure.add_subplot(cell)
+            of_first = episodes.start == 0 and len(parts) > 1  # the best response is one to the last co-players
+            shown = [row for row in panel if not (of_first and row["player 1"] == "best response")]
+            handles = draw_panel(axes, shown, episodes, players) | handles
+            axes.set_title(f"among {title}" if episodes.start == 0 else title, fontsize=9 if len(parts) > 1 else 11)
     figure.axes[0].set_ylabel("mean return of player 1")
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize=8)
+    order = [name for name in [*players, "best response"] if name in handles]
+    figure.legend([handles[name] for name in order], order, loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path, dpi=120)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.adaptation import PHASES
+from envs.adaptation import PHASES, SWITCH_AFTER, plot_adaptation
 
 ROOT = Path(__file__).resolve().parent.parent
 GAME = "msh-4h1s-4x4"
@@ -99,3 +99,26 @@ def test_a_damaged_table_is_one_line_and_exit_code_2(place, content):
     assert tables("nowhere")[0] == 2
     (place / "in/no_such_game").mkdir()
     assert tables("in", "--out", "docs")[0] == 2
+
+
+def test_the_figure_shows_differences_before_and_after_a_switch(monkeypatch):
+    """A panel of its own for each, its y-axis around the better rows there; who is far below is named."""
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    rows = []
+    for player, before, after in (("HOP+", 1.0, 4.5), ("PPO", 0.9, 4.4), ("lost", 0.1, 4.3), ("best response", 4.6, 4.6)):
+        returns = [before] * SWITCH_AFTER + [after] * (30 - SWITCH_AFTER)
+        means = {phase: np.mean(returns[part]) for phase, part in PHASES.items()}
+        means |= {f"ci95 {phase}": 0.01 for phase in PHASES}
+        for among in ("nh,nh,nh>ns,ns,ns", "ns,ns,ns"):
+            rows.append({"among": among, "player 1": player, "agent": "all", "returns": returns} | means)
+    plot_adaptation("unused.png", rows)
+    first, second, whole = drawn[0].axes
+    assert first.get_ylim()[0] > 0.8 and first.get_ylim()[1] < 1.1 and second.get_ylim()[0] > 4.0
+    assert first.get_xlim()[1] == SWITCH_AFTER + 1 and second.get_xlim()[0] == SWITCH_AFTER
+    assert [text.get_text() for text in first.texts] == ["below: lost 0.10"] and not second.texts
+    assert (first.get_title(), second.get_title()) == ("among nh,nh,nh", "then ns,ns,ns")
+    assert whole.get_xlim() == (0, 31) and whole.get_title() == "among ns,ns,ns"
+    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["HOP+", "PPO", "lost", "best response"]
