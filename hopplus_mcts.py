@@ -45,6 +45,7 @@ from envs.run import Positive, Range, Rate, Run, RunArgs, Share, Weight, Whole, 
 from envs.sight import Things, embedding_table, legal_log_softmax, linear, sum_of_embeddings
 from envs.trees import UNKNOWN, Leaves, Roots, Trees
 from pretrain_vae import FLAGS, GoalModels
+from train_world_model import World
 
 
 @dataclass
@@ -254,7 +255,7 @@ class Plan(NamedTuple):
     """What a search says of each of R decisions."""
 
     legal: np.ndarray  # (R, A) bool
-    prior: np.ndarray  # (R, A) raw policy, given the goals of the trees
+    prior: np.ndarray  # (R, A) raw policy, given the goals of the trees; who is alone: the best actions, no search
     value: np.ndarray  # (R,) raw value, likewise
     visits: np.ndarray  # (R, A) over all trees
     q_values: np.ndarray  # (R, A) mean over the trees; an action that no tree tried has the value of the state
@@ -299,36 +300,44 @@ class Planner:
         forest.answer(trees.prior, trees.value, simulations, own.tree, *self.ask_own(asked))
         back_up(trees, leaves, args.gamma)
 
-    def search(self, roots: Roots, simulations: int = 0) -> tuple[np.ndarray, ...]:
-        """Legal, prior, value, visits, Q and depth of the M roots, by so many simulations (0: as set)."""
-        num, simulations = len(roots.state), simulations or self.simulations
+    def search(self, roots: Roots) -> tuple[np.ndarray, ...]:
+        """Legal, prior, value, visits, Q and depth of the M roots."""
+        num = len(roots.state)
         block = max(1, -(-num // max(1, -(-num // self.BLOCK))))  # blocks of equal size
         found = []
         for first in range(0, max(1, num), block):
             some = Roots(*(array[first : first + block] for array in roots))
-            trees, leaves, out, self.own, self.other = self.room.of(len(some.state), simulations)
+            trees, leaves, out, self.own, self.other = self.room.of(len(some.state), self.simulations)
             self.grow_trees(trees, some, leaves, out)
             root = (trees.legal, trees.prior, trees.value, trees.visits, trees.q_values)
             found.append([*(array[:, 0].copy() for array in root), trees.depth.max(1)])
         return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
     def plan(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
-        """Search for player focal[r] in states[env_row[r]]; each of its trees draws a goal for every other player.
-        Where nobody else is left all would be the same tree, so one takes all their simulations."""
-        args, others = self.args, self.game.num_players - 1
-        drawn = np.full((len(env_row), args.trees, others), -1)
-        streams = np.zeros((len(env_row), args.trees), np.uint64)
+        """Search for player focal[r] in states[env_row[r]]; each of its trees draws a goal for every other player."""
+        trees, others = self.args.trees, self.game.num_players - 1
+        drawn = np.full((len(env_row), trees, others), -1)
+        streams = np.zeros((len(env_row), trees), np.uint64)
         forest.draw_goals(self.beliefs.belief, self.beliefs.alive, env_row, focal, self.beliefs.streams, drawn, streams)
 
         def plan_some(some: np.ndarray, alone: bool) -> Plan:
-            trees = 1 if alone else args.trees
-            where = env_row[some], focal[some], drawn[some, :trees], streams[some, :trees]
-            return self.plan_with(states, *where, self.simulations * args.trees // trees)
+            where = env_row[some], focal[some]
+            return self.plan_alone(states, *where) if alone else self.plan_with(states, *where, drawn[some], streams[some])
 
         return forest.in_two_parts((drawn < 0).all((1, 2)), plan_some)
 
-    def plan_with(self, states, env_row, focal, drawn, streams, simulations: int) -> Plan:
-        """The same with goals (R, T, N-1) and random streams (R, T) given, for so many simulations in each tree."""
+    def plan_alone(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
+        """Where nobody else is left nothing is left to chance: no search, but the best way until time is up."""
+        args, game, value = self.args, self.game, self.raw(states, env_row, focal)[1]
+        how = game.config.horizon, args.reward_scale, args.gamma
+        q_values, best = World(game, None).ways_on(states[env_row], focal, *how, self.raw)
+        legal = game.legal(states, trusted=True)[env_row, focal]
+        goals = np.tile(self.unknown_goal.numpy(), (len(env_row), game.num_players - 1, 1))
+        visits, depth = np.zeros(legal.shape, np.int32), np.zeros(len(env_row), np.int32)
+        return Plan(legal, best, value, visits, q_values, goals, depth)
+
+    def plan_with(self, states, env_row, focal, drawn, streams) -> Plan:
+        """Search with goals (R, T, N-1) and random streams (R, T) given."""
         beliefs, (trees, others) = self.beliefs, drawn.shape[1:]
         env_row, focal, drawn = np.repeat(env_row, trees), np.repeat(focal, trees), drawn.reshape(-1, others)
         player = (focal[:, None] + 1 + np.arange(others)) % self.game.num_players  # (M, N-1)
@@ -337,7 +346,7 @@ class Planner:
         cell = np.where(gone, -1, beliefs.cell[env_row[:, None], drawn])
         code = np.where(gone, UNKNOWN, beliefs.code[env_row[:, None], drawn])
         roots = Roots(states[env_row], focal, cell, code, goals, streams.ravel())
-        legal, prior, value, visits, q_values, depth = self.search(roots, simulations)
+        legal, prior, value, visits, q_values, depth = self.search(roots)
 
         def by_decision(array: np.ndarray) -> np.ndarray:
             return array.reshape(-1, trees, *array.shape[1:])  # (R, T, ...)
@@ -813,7 +822,7 @@ def train(args: Args, run: Run) -> None:
             batch["policy"][step, env_row, focal] = target
             batch["value"][step, env_row, focal] = (target * plan.q_values).sum(1)
             batch["goals"][step, env_row, focal] = plan.goals
-            simulations += len(env_row) * args.trees * args.simulations
+            simulations += plan.visits.sum()
             depth.append(plan.depth)
             kl.append((target * np.log((target + 1e-8) / (plan.prior + 1e-8))).sum(1))
             run.clock("planner")

@@ -215,7 +215,7 @@ class Planner:
     """Scores every own action by looking ahead. Without a world it plans nothing: the raw policy, given the goals."""
 
     WIDTH = 2  # own actions that are looked at deeper
-    ALONE = 8  # steps where nobody else is left, whatever its actions
+    ALONE = 20  # steps where nobody else is left, whatever its actions
 
     def __init__(self, args: Args, game, nets: nn.ModuleDict, beliefs: "Beliefs"):
         self.args, self.game, self.nets, self.beliefs, self.things = args, game, nets, beliefs, Things(game)
@@ -280,7 +280,7 @@ class Planner:
         q_values = np.where(legal, value[:, None], 0.0).astype(np.float32)
         if self.world and alone:
             how = self.ALONE, self.args.reward_scale, self.args.gamma
-            q_values = self.world.ways_on(states[env_row], focal, *how, self.raw)
+            q_values, prior = self.world.ways_on(states[env_row], focal, *how, self.raw)
         elif self.world:
             about = streams.reshape(-1, 1), goals, cell, code
             q_values = self.look_ahead(states, env_row, focal, legal, joint, about, self.args.plan_depth)

@@ -617,10 +617,11 @@ class World:
 
     def ways_on(
         self, states: np.ndarray, player: np.ndarray, steps: int, reward_scale: float, gamma: float, raw: Raw
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(R, A) what each legal action is worth to player[r], alone on the board states[r], on the best way from there
-        until time is up; illegal ones get 0. Whoever is alone can come back to a board, so each that can be reached in
-        so many steps is imagined once, as of now; those farther away have their `raw` value."""
+        until time is up (illegal ones 0), and (R, A) a policy: the best action, or one of several as good. Whoever is
+        alone can come back to a board, so each that can be reached in so many steps is imagined once, as of now; those
+        farther away have their `raw` value."""
         num, first, found = len(states), 0, []
         boards = np.column_stack([np.arange(num), states])  # (U, 1 + L): all so far, each with the row r it is for
         for _ in range(steps):
@@ -653,10 +654,10 @@ class World:
             if (best == value[:first]).all():
                 break
             value[:first] = best
-        q_values = np.zeros((num, self.game.num_actions), np.float32)
-        own = board < num
+        q_values, own = np.full((num, self.game.num_actions), -np.inf, np.float32), board < num
         q_values[board[own], action[own]] = (reward + gamma * goes_on * value[to])[own]
-        return q_values
+        best = (q_values >= q_values.max(1, keepdims=True) - 1e-5 * reward_scale).astype(np.float32)
+        return np.where(np.isfinite(q_values), q_values, 0.0), best / best.sum(1, keepdims=True)
 
 
 class ImaginedGames:

@@ -192,9 +192,9 @@ def oracle_of(planner: Any, company: Company) -> type:
     """The planner's class with the true action probabilities of the co-players in the place of the opponent model."""
 
     class Oracle(type(planner)):  # type: ignore[misc]
-        def plan_with(self, states, env_row, focal, drawn, streams, simulations):
+        def plan_with(self, states, env_row, focal, drawn, streams):
             self.games, self.num_planted = np.repeat(env_row, drawn.shape[1]), 0
-            return super().plan_with(states, env_row, focal, drawn, streams, simulations)
+            return super().plan_with(states, env_row, focal, drawn, streams)
 
         def grow_trees(self, trees, roots, leaves, out):
             games = self.games[self.num_planted :][: len(roots.state)]

@@ -334,37 +334,42 @@ def test_more_simulations_on_demand():
         assert (policy.thoughts[1]["visits"].sum(1) == 3 * simulations).all() and len(policy.thoughts[0]) == 6
 
 
-def test_where_nobody_else_is_left_one_tree_takes_all_simulations(monkeypatch):
-    """Decisions come back in their order, whoever of them is alone."""
+def test_where_nobody_else_is_left_the_best_way_is_taken(monkeypatch):
+    """Nothing is searched there, in however many steps a hare is: the best way by hand. Decisions come back in their
+    order, whoever of them is alone."""
     env, planner = make_planner(mcts, "learned", num_envs=40)
+    args, game, rows = planner.args, env.game, np.arange(40)
     states = env.states.copy()
     states[::3, PLAYERS + 1 : PLAYERS + 4] = GONE  # in every third game players 2 to 4 have left
     states[1, PLAYERS + 1 : PLAYERS + 3] = GONE  # one with two left
     env.set_states(states)
     planner.beliefs.look(env)
     searched, search = [], planner.search
-
-    def caught(roots, simulations=0):
-        searched.append((roots.state.copy(), simulations))
-        return search(roots, simulations)
-
-    monkeypatch.setattr(planner, "search", caught)
-    rows, trees, simulations = np.arange(40), planner.args.trees, planner.simulations
+    monkeypatch.setattr(planner, "search", lambda roots: searched.append(roots.state.copy()) or search(roots))
     plan = planner.plan(env.states, rows, np.zeros(40, int))
-    (alone, most), (others, usual) = searched
-    assert (alone == states[::3]).all() and (most, usual) == (trees * simulations, simulations)
-    assert (others == np.repeat(np.delete(states, np.s_[::3], 0), trees, 0)).all()
-    assert (plan.visits.sum(1) == trees * simulations).mean() > 0.9  # a tree may end before
-    assert (plan.legal == env.legal[:, 0]).all()
-    seen = planner.things.of_states(env.states, rows[::3], np.zeros(14, int))
-    goals = planner.unknown_goal.expand(14, 3, -1)
-    t, legal = (torch.from_numpy(x) for x in (planner.things.time(env.t[::3]), env.legal[::3, 0]))
-    prior = planner.nets["agent"](torch.from_numpy(seen), t, legal, goals)[0].exp()
-    assert plan.prior[::3] == pytest.approx(prior.detach().numpy(), abs=1e-5)
+    [others] = searched
+    assert (others == np.repeat(np.delete(states, np.s_[::3], 0), args.trees, 0)).all()
+    assert (plan.legal == env.legal[:, 0]).all() and (plan.visits[::3] == 0).all()
+    assert (plan.visits.sum(1)[rows % 3 > 0] == args.trees * args.simulations).mean() > 0.9  # a tree may end before
+    policy = mcts.playing_policy(args, plan, args.play_beta)
+    for row in rows[::3]:
+        hares = np.stack(np.divmod(np.flatnonzero(states[row, PLAYERS + 4 :] == ITEM + 1), game.config.width), 1)
+
+        def steps_from(cell):
+            return int(np.abs(hares - np.divmod(cell, game.config.width)).sum(1).min())  # noqa: B023
+
+        here = int(states[row, PLAYERS])
+        if steps_from(here):
+            nearer = [steps_from(cell) < steps_from(here) for cell in game.grid.neighbours[here]]
+            expected = np.array([*nearer, 0, 0, 0]) / sum(nearer)  # any step towards a nearest hare
+        else:
+            expected = np.eye(7)[6]  # HARE
+        assert policy[row] == pytest.approx(expected, abs=1e-3)
+        assert plan.q_values[row].max() == pytest.approx(args.gamma ** steps_from(here), abs=1e-5)
     for some in (rows[::3], rows[1:3], rows[:0]):  # all alone, nobody alone, nobody at all
         plan = planner.plan(env.states, some, np.zeros(len(some), int))
         assert (plan.legal == env.legal[some, 0]).all() and len(plan.goals) == len(some)
-    assert [count for _, count in searched[2:]] == [trees * simulations, simulations, simulations]
+    assert [len(states) for states in searched[1:]] == [2 * args.trees, 0]
 
 
 @BOTH
