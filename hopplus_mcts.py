@@ -321,8 +321,8 @@ class Planner:
         forest.draw_goals(self.beliefs.belief, self.beliefs.alive, env_row, focal, self.beliefs.streams, drawn, streams)
 
         def plan_some(some: np.ndarray, alone: bool) -> Plan:
-            where = env_row[some], focal[some]
-            return self.plan_alone(states, *where) if alone else self.plan_with(states, *where, drawn[some], streams[some])
+            where = states, env_row[some], focal[some]
+            return self.plan_alone(*where) if alone else self.plan_with(*where, drawn[some], streams[some])
 
         return forest.in_two_parts((drawn < 0).all((1, 2)), plan_some)
 
@@ -662,7 +662,10 @@ class Policy(Kept):
         beliefs, (rows, thoughts) = self.beliefs, self.thoughts
         if row not in rows or not beliefs.alive[row, self.seat]:
             return {}
-        found = {name: array[rows == row][0] for name, array in thoughts.items() if name not in ("legal", "goals")}
+        hidden = {"legal", "goals"}
+        if beliefs.alive[row].sum() == 1:  # alone: the best way, of which the network and its search say nothing
+            hidden |= {"prior", "visits", "depth"}
+        found = {name: array[rows == row][0] for name, array in thoughts.items() if name not in hidden}
         found |= {"belief": beliefs.belief[row], "goal_cell": beliefs.cell[row], "goal_code": beliefs.code[row]}
         return found | {"predicted": beliefs.predict()[row]}
 

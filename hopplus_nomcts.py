@@ -609,7 +609,10 @@ class Policy(Kept):
         beliefs, (rows, thoughts) = self.beliefs, self.thoughts
         if row not in rows or not beliefs.alive[row, self.seat]:
             return {}
-        found = {name: array[rows == row][0] for name, array in thoughts.items() if name not in ("legal", "goals")}
+        hidden = {"legal", "goals"}
+        if beliefs.alive[row].sum() == 1:  # alone: the best way, of which the network and its search say nothing
+            hidden |= {"prior", "visits", "depth"}
+        found = {name: array[rows == row][0] for name, array in thoughts.items() if name not in hidden}
         found |= {"belief": beliefs.belief[row], "goal_cell": beliefs.cell[row], "goal_code": beliefs.code[row]}
         found |= {"predicted": beliefs.predict()[row]}
         if self.planned and self.planner.world:  # the next boards, should the others do what is expected of them

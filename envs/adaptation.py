@@ -430,8 +430,9 @@ def plot_adaptation(path: str, rows: list[dict]) -> None:
             parts = [(before, slice(0, SWITCH_AFTER)), (f"then {after.strip()}", slice(SWITCH_AFTER, EPISODES))]
         else:
             parts = [(name, slice(0, EPISODES))]
-        for cell, (title, episodes) in zip(place.subgridspec(1, len(parts)), parts, strict=True):
-            axes = figure.add_subplot(cell)
+        cells = place.subgridspec(1, len(parts))
+        for j, (title, episodes) in enumerate(parts):
+            axes = figure.add_subplot(cells[0, j])
             of_first = episodes.start == 0 and len(parts) > 1  # the best response is one to the last co-players
             shown = [row for row in panel if not (of_first and row["player 1"] == "best response")]
             handles = draw_panel(axes, shown, episodes, players) | handles

@@ -108,7 +108,8 @@ def test_the_figure_shows_differences_before_and_after_a_switch(monkeypatch):
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     rows = []
-    for player, before, after in (("HOP+", 1.0, 4.5), ("PPO", 0.9, 4.4), ("lost", 0.1, 4.3), ("best response", 4.6, 4.6)):
+    levels = {"HOP+": (1.0, 4.5), "PPO": (0.9, 4.4), "lost": (0.1, 4.3), "best response": (4.6, 4.6)}
+    for player, (before, after) in levels.items():
         returns = [before] * SWITCH_AFTER + [after] * (30 - SWITCH_AFTER)
         means = {phase: np.mean(returns[part]) for phase, part in PHASES.items()}
         means |= {f"ci95 {phase}": 0.01 for phase in PHASES}
