@@ -105,7 +105,7 @@ def roots_of(planner: hop.Planner, rows: np.ndarray, focal: np.ndarray) -> hop.R
     class Caught(Exception):
         pass
 
-    def catch(roots: hop.Roots, simulations: int):
+    def catch(roots: hop.Roots):
         caught.append(roots)
         raise Caught
 

@@ -39,8 +39,8 @@ def make_roots(game, nets, states, focal, code=None, goal=None, cell=None, seed:
 def search_from(args, game, nets, roots: Roots, simulations: int | None = None) -> hop.Planner:
     """A planner that has grown all trees of `roots`, in one block."""
     planner = hop.Planner(args, game, nets, None)
-    planner.BLOCK = len(roots.state)
-    planner.search(roots, simulations or args.simulations)
+    planner.BLOCK, planner.simulations = len(roots.state), simulations or args.simulations
+    planner.search(roots)
     return planner
 
 
