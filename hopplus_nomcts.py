@@ -205,7 +205,7 @@ class Plan(NamedTuple):
     """What looking ahead says of each of R decisions."""
 
     legal: np.ndarray  # (R, A) bool
-    prior: np.ndarray  # (R, A) raw policy, given the goals drawn
+    prior: np.ndarray  # (R, A) raw policy, given the goals drawn; who is alone: the best actions
     value: np.ndarray  # (R,) raw value, likewise
     q_values: np.ndarray  # (R, A) reward + gamma value of what follows, the mean over the draws; 0 if illegal
     goals: np.ndarray  # (R, N-1, G) of the first draw
