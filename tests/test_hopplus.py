@@ -370,6 +370,10 @@ def test_where_nobody_else_is_left_the_best_way_is_taken(monkeypatch):
         plan = planner.plan(env.states, some, np.zeros(len(some), int))
         assert (plan.legal == env.legal[some, 0]).all() and len(plan.goals) == len(some)
     assert [len(states) for states in searched[1:]] == [2 * args.trees, 0]
+    player = mcts.Policy(planner, 0, 0, False)
+    player.act(env)
+    told = {"prior", "visits", "depth"}  # by a search, which a replay shows
+    assert not told & player.explain(0).keys() and told <= player.explain(2).keys() and "policy" in player.explain(0)
 
 
 @BOTH
