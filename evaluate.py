@@ -240,7 +240,7 @@ def watch_beliefs(args: Args, agent: str, settings: dict) -> dict[str, np.ndarra
         exact[row, player] = (likelihood / likelihood.sum(0)).T
         cells, places = beliefs.cell.copy(), env.states[:, PLAYERS : PLAYERS + shape[1]].copy()
         info = env.step(actions)[-1]
-        beliefs.watch(actions, env.alive, info["done"])
+        beliefs.watch(actions, info["taken"], env.alive, info["done"])
         for b, i in np.argwhere(info["done"][:, None] | (info["taken"] > 0)):
             for place, held in hunts[b * shape[1] + i]:
                 if info["taken"][b, i] and beliefs.args.goal_mode == "learned":

@@ -109,12 +109,18 @@ class Args(RunArgs):
     """share of every belief that stays with the reader of goals, so that no goal dies"""
     belief_decay: Share = 0.995
     """what an earlier episode counts, per episode since"""
+    renewal: Share = 0.5
+    """share of a belief that begins anew once a player has taken an item and stays: what it did then before"""
     open_mind: Share = 0.3
     """share of a first belief that goes to all kinds of goals alike, whatever the reader of goals has got used to"""
     aimless_prior: Share = 0.1
     """first belief that a player has no goal and moves at random"""
     bystander_prior: Share = 0.0
-    """first belief that a player touches no item, whatever happens; 0: nobody does so (Snowdrift: 0.1)"""
+    """first belief that a player touches no item, whatever happens; 0: nobody does so (Snowdrift: 0.2)"""
+    keen_prior: Share = 0.0
+    """first belief that a player always heads for some item, whichever; 0: nobody does so (Snowdrift: 0.1)"""
+    patience: Share = 0.98
+    """discount in the place of --gamma where somebody is taken for keen and nobody for one of those met so far"""
     habit_prior: Share = 0.1
     """first belief that a player does what those met in the games so far have done, whatever their goals"""
     dream_envs: Whole = 128
@@ -232,7 +238,7 @@ def back_up(trees, leaves, gamma):
         node = leaves.node[m]
         value = trees.value[m, node]
         while node > 0:
-            value = trees.reward[m, node] + gamma * value
+            value = trees.reward[m, node] + gamma[m] * value
             parent, action = trees.parent[m, node], trees.action[m, node]
             trees.tried[m, parent] += 1
             trees.visits[m, parent, action] += 1
@@ -290,15 +296,16 @@ class Planner:
         place = (game.grid, self.things.table, self.things.room(), trees, roots, self.unknown_goal.numpy(), leaves)
         begin_search(len(roots.state), self.agent, self.moa)
         asked, simulations = forest.plant(*place, own), trees.value.shape[1] - 1
+        gamma = pretrain_vae.discounts(args, roots.goal)
         for node in range(simulations):
             forest.answer(trees.prior, trees.value, node, own.tree, *self.ask_own(asked))
-            walk(game.grid, trees, leaves, args.gamma, args.c_puct)
+            walk(game.grid, trees, leaves, gamma, args.c_puct)
             asked = forest.ask_others(*place, other)
             forest.draw_others(game.grid, trees.others, args.outcomes, roots, leaves, other, self.ask_others(asked))
             game.step_rows(game.grid, game.rules, leaves.state, leaves.joint, *out)
             asked = forest.grow(*place, out, np.float32(args.reward_scale), node + 1, own)
         forest.answer(trees.prior, trees.value, simulations, own.tree, *self.ask_own(asked))
-        back_up(trees, leaves, args.gamma)
+        back_up(trees, leaves, gamma)
 
     def search(self, roots: Roots) -> tuple[np.ndarray, ...]:
         """Legal, prior, value, visits, Q and depth of the M roots."""
@@ -328,16 +335,20 @@ class Planner:
 
     def plan_alone(self, states: np.ndarray, env_row: np.ndarray, focal: np.ndarray) -> Plan:
         """Where nobody else is left nothing is left to chance: no search, but the best way until time is up."""
-        args, game, value = self.args, self.game, self.raw(states, env_row, focal)[1]
-        how = game.config.horizon, args.reward_scale, args.gamma
-        q_values, best = World(game, None).ways_on(states[env_row], focal, *how, self.raw)
+        game, value = self.game, self.raw(states, env_row, focal)[1]
+        q_values, best = self.ways_on(states[env_row], focal)
         legal = game.legal(states, trusted=True)[env_row, focal]
         goals = np.tile(self.unknown_goal.numpy(), (len(env_row), game.num_players - 1, 1))
         visits, depth = np.zeros(legal.shape, np.int32), np.zeros(len(env_row), np.int32)
         return Plan(legal, best, value, visits, q_values, goals, depth)
 
+    def ways_on(self, states: np.ndarray, focal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Q (R, A) of player focal[r] in states[r] on the best way if nobody else acts, and the best actions."""
+        how = self.game.config.horizon + 1, self.args.reward_scale, self.args.gamma
+        return World(self.game, None).ways_on(states, focal, *how, self.raw)
+
     def plan_with(self, states, env_row, focal, drawn, streams) -> Plan:
-        """Search with goals (R, T, N-1) and random streams (R, T) given."""
+        """Search with goals (R, T, N-1) and random streams (R, T) given. Among bystanders one is as good as alone."""
         beliefs, (trees, others) = self.beliefs, drawn.shape[1:]
         env_row, focal, drawn = np.repeat(env_row, trees), np.repeat(focal, trees), drawn.reshape(-1, others)
         player = (focal[:, None] + 1 + np.arange(others)) % self.game.num_players  # (M, N-1)
@@ -347,6 +358,11 @@ class Planner:
         code = np.where(gone, UNKNOWN, beliefs.code[env_row[:, None], drawn])
         roots = Roots(states[env_row], focal, cell, code, goals, streams.ravel())
         legal, prior, value, visits, q_values, depth = self.search(roots)
+        alone = np.flatnonzero((gone | (code == forest.BYSTANDER)).all(1))
+        if len(alone):
+            _, first, which = np.unique(alone // trees, return_index=True, return_inverse=True)
+            on = alone[first]
+            visits[alone], q_values[alone] = legal[alone], self.ways_on(states[env_row[on]], focal[on])[0][which]
 
         def by_decision(array: np.ndarray) -> np.ndarray:
             return array.reshape(-1, trees, *array.shape[1:])  # (R, T, ...)
@@ -413,11 +429,11 @@ class Beliefs(Kept):
 
     All see the whole board, so a belief about player j is the same for everybody who holds one, and is kept once.
     K hypotheses per player: one per item of the episode's first board (learned) or per kind (oracle), then F that need
-    no item: BYSTANDER (if there may be any), HABIT and AIMLESS; with goal mode none a single one, UNKNOWN.
+    no item: KEEN and BYSTANDER (if there may be any), HABIT and AIMLESS; with goal mode none a single one, UNKNOWN.
     """
 
     KEPT = (
-        "belief", "prior", "habits", "cell", "code", "goal", "memory", "last_action", "new_episode", "settled",
+        "belief", "prior", "habits", "took", "again", "cell", "code", "goal", "memory", "last_action", "new_episode",
         "states", "streams",
     )  # fmt: skip
 
@@ -429,22 +445,24 @@ class Beliefs(Kept):
         shape, num_goals = (num_envs, game.num_players), num_items + self.num_free if num_items else 1
         self.belief = np.zeros((*shape, num_goals), np.float32)  # (B, N, K)
         self.prior = np.zeros_like(self.belief)  # (B, N, K) by the reader of goals
-        self.habits = np.zeros((*shape, len(game.kinds) + self.num_free), np.float32)  # (B, N, kinds + F) so far
+        self.took, self.again = np.zeros(shape, bool), np.zeros(shape, int)  # (B, N) an item just now; before
+        # (B, N, 2, kinds + F) pursued so far: at the start of episodes, and after an item was taken
+        self.habits = np.zeros((*shape, 2, len(game.kinds) + self.num_free), np.float32)
         self.cell = np.full((num_envs, num_goals), -1)  # (B, K) where a goal's item is, -1: any of its kind
         self.code = np.full((num_envs, num_goals), UNKNOWN)  # (B, K) and what it is
         self.goal = np.zeros((*shape, num_goals, models.goal_size), np.float32)  # (B, N, K, G)
         self.goal[:] = models.flag(pretrain_vae.UNKNOWN).numpy()
         if num_items:
             habit, aimless = models.flag(pretrain_vae.HABIT).numpy(), models.flag(pretrain_vae.AIMLESS).numpy()
+            flags = {forest.KEEN: -habit, forest.BYSTANDER: -aimless, forest.HABIT: habit, forest.AIMLESS: aimless}
             self.code[:, num_items:] = self.free
-            self.goal[..., num_items:, :] = np.stack([-aimless, habit, aimless])[-self.num_free :]
+            self.goal[..., num_items:, :] = np.stack([flags[code] for code in self.free])
         if args.goal_mode == "oracle":
             self.code[:, :num_items] = ITEM + np.arange(num_items)
             self.goal[..., :num_items, :] = np.eye(num_items, models.goal_size)
         self.probs = np.zeros((*shape, num_goals, game.num_actions), np.float32)  # (B, N, K, A) of the opponent model
         self.memory = np.zeros((*shape, models.sizes["hidden_size"]), np.float32)  # of the reader
-        self.last_action = np.full(shape, game.num_actions)
-        self.new_episode, self.settled = np.ones(num_envs, bool), np.zeros(shape, bool)
+        self.last_action, self.new_episode = np.full(shape, game.num_actions), np.ones(num_envs, bool)
         self.states = np.zeros((num_envs, game.state_size), np.int16)
         self.streams = make_streams(seed, num_envs * game.num_players)
         self.seen = np.zeros((*shape, self.things.most), np.int32)  # (B, N, ids)
@@ -473,9 +491,10 @@ class Beliefs(Kept):
             total = kept.sum(-1, keepdims=True)
             kept = np.where(total > 1e-6, kept / np.maximum(total, 1e-6), prior)
             kept = (1 - args.belief_floor) * kept + args.belief_floor * prior
+            self.again[self.new_episode] = 0
             first = self.first_beliefs(prior) if args.inter_om else prior
+            kept = np.where(self.took[..., None], (1 - args.renewal) * kept + args.renewal * first, kept)
             self.belief[:] = np.where(self.new_episode[:, None, None], first, kept)
-        self.settled[self.new_episode] = False
         self.predict_actions(env, env_row, player)
         self.looked = True
 
@@ -515,7 +534,8 @@ class Beliefs(Kept):
 
     def kinds_of_goals(self) -> np.ndarray:
         """(B, K, kinds + F) one-hot: the kind each goal is of, those without items last; UNKNOWN is of none"""
-        kind = np.where(self.code >= ITEM, self.code - ITEM, len(self.game.kinds) + self.code - self.free[0])
+        free = len(self.game.kinds) + np.searchsorted(self.free, self.code)  # UNKNOWN comes after them all
+        kind = np.where(self.code >= ITEM, self.code - ITEM, free)
         return np.eye(len(self.game.kinds) + self.num_free + 1, dtype=np.float32)[kind][..., :-1]
 
     def open_prior(self, there: np.ndarray) -> np.ndarray:
@@ -535,10 +555,11 @@ class Beliefs(Kept):
         return np.concatenate([prior, last], -1).astype(np.float32)
 
     def first_beliefs(self, prior: np.ndarray) -> np.ndarray:
-        """Kinds as the player pursued them before (one more episode as the prior says); within a kind, by the prior."""
+        """Kinds as the player pursued them before (one more time as the prior says); within a kind, by the prior."""
         kinds = self.kinds_of_goals()
         of_kind = np.einsum("bnk,bkc->bnc", prior, kinds)
-        wanted = (self.habits + of_kind) * (of_kind > 0)
+        habits = np.take_along_axis(self.habits, self.again[..., None, None], 2)[:, :, 0]
+        wanted = (habits + of_kind) * (of_kind > 0)
         wanted /= wanted.sum(-1, keepdims=True)
         return prior * np.einsum("bkc,bnc->bnk", kinds, wanted / np.maximum(of_kind, 1e-8))
 
@@ -558,8 +579,8 @@ class Beliefs(Kept):
         """(B, N, A) what everybody will do, over all goals"""
         return np.einsum("bnk,bnka->bna", self.belief, self.probs)
 
-    def watch(self, actions: np.ndarray, alive: np.ndarray, done: np.ndarray) -> None:
-        """Learn from what everybody did: actions (B, N); alive (B, N) and done (B,) after the step."""
+    def watch(self, actions: np.ndarray, taken: np.ndarray, alive: np.ndarray, done: np.ndarray) -> None:
+        """Learn from what everybody did and took (B, N); alive (B, N) and done (B,) are of after the step."""
         args, acted = self.args, self.alive
         if args.goal_mode != "none":
             if args.intra_om:
@@ -567,10 +588,12 @@ class Beliefs(Kept):
                 moved = self.belief * np.maximum(likelihood, 1e-3)
                 moved /= moved.sum(-1, keepdims=True)
                 self.belief[acted] = moved[acted]
-            ended = acted & (done[:, None] | ~alive) & ~self.settled
-            pursued = np.einsum("bnk,bkc->bnc", self.belief, self.kinds_of_goals())
-            self.habits[ended] = args.belief_decay * self.habits[ended] + pursued[ended]
-            self.settled |= ended
+            self.took = acted & alive & (taken > 0)
+            ended = acted & (done[:, None] | ~alive | self.took)
+            pursued = np.einsum("bnk,bkc->bnc", self.belief, self.kinds_of_goals())[ended]
+            which = (*np.nonzero(ended), self.again[ended])
+            self.habits[which] = args.belief_decay * self.habits[which] + pursued
+            self.again[self.took] = 1
         self.last_action[:] = np.where(done[:, None], self.game.num_actions, actions)
         self.memory[done] = 0.0
         self.new_episode[:] = done
@@ -671,7 +694,7 @@ class Policy(Kept):
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         if self.beliefs.looked:
-            self.beliefs.watch(actions, env.alive, info["done"])
+            self.beliefs.watch(actions, info["taken"], env.alive, info["done"])
 
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Policy:
@@ -698,13 +721,13 @@ def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, s
 # learning
 
 
-def lambda_returns(reward, value, next_value, ended, gamma: float, lam: float) -> np.ndarray:
+def lambda_returns(reward, value, next_value, ended, gamma: np.ndarray, lam: float) -> np.ndarray:
     """Value targets, all (T, B, N): reward plus what follows, partly as valued and partly as it came."""
     returns = np.zeros_like(reward)
     following = next_value
     for step in reversed(range(len(reward))):
         after = value[step + 1] if step + 1 < len(reward) else next_value
-        following = reward[step] + gamma * ~ended[step] * ((1 - lam) * after + lam * following)
+        following = reward[step] + gamma[step] * ~ended[step] * ((1 - lam) * after + lam * following)
         returns[step] = following
     return returns
 
@@ -791,7 +814,7 @@ def train(args: Args, run: Run) -> None:
         say=[f"every decision plans with {args.trees} trees of {args.simulations} simulations",
              "return: mean per player and episode; best_eval: the best planned evaluation so far"],
     )  # fmt: skip
-    offline = {"moa_offline": pretrain_vae.rehearsal(models, game, args.offline_steps, data_seed)}
+    offline = {"moa_offline": pretrain_vae.rehearsal(models, game, args.offline_steps, data_seed, args.keen_prior > 0)}
 
     # storage
     batch = make_storage(args, env, beliefs.things, models.goal_size)  # (T, B, N, ...)
@@ -841,7 +864,7 @@ def train(args: Args, run: Run) -> None:
                 batch[name][step] = array
             done[step] = info["done"]
             seats.watch(actions, info)
-            beliefs.watch(actions, env.alive, info["done"])
+            beliefs.watch(actions, info["taken"], env.alive, info["done"])
             run.count(info, num_real)
             run.clock("env")
 
@@ -849,9 +872,8 @@ def train(args: Args, run: Run) -> None:
         env_row, focal = np.nonzero(plans_here & env.alive)
         next_value = np.zeros((num_envs, num_players), np.float32)
         next_value[env_row, focal] = planner.raw(env.states, env_row, focal)[1]
-        returns = lambda_returns(
-            batch["reward"], batch["value"], next_value, batch["ended"], args.gamma, args.td_lambda
-        )
+        gamma = pretrain_vae.discounts(args, batch["goals"])
+        returns = lambda_returns(batch["reward"], batch["value"], next_value, batch["ended"], gamma, args.td_lambda)
         heading = pretrain_vae.heading_for(batch["action"], batch["taken"], batch["alive"], done, args.horizon)
         goals = pretrain_vae.hindsight_goals(models, heading, batch["seen"])  # (T, B, N, G)
 

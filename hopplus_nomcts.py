@@ -116,12 +116,18 @@ class Args(RunArgs):
     """share of every belief that stays with the reader of goals, so that no goal dies"""
     belief_decay: Share = 0.995
     """what an earlier episode counts, per episode since"""
+    renewal: Share = 0.5
+    """share of a belief that begins anew once a player has taken an item and stays: what it did then before"""
     open_mind: Share = 0.3
     """share of a first belief that goes to all kinds of goals alike, whatever the reader of goals has got used to"""
     aimless_prior: Share = 0.1
     """first belief that a player has no goal and moves at random"""
     bystander_prior: Share = 0.0
-    """first belief that a player touches no item, whatever happens; 0: nobody does so (Snowdrift: 0.1)"""
+    """first belief that a player touches no item, whatever happens; 0: nobody does so (Snowdrift: 0.2)"""
+    keen_prior: Share = 0.0
+    """first belief that a player always heads for some item, whichever; 0: nobody does so (Snowdrift: 0.1)"""
+    patience: Share = 0.98
+    """discount in the place of --gamma where somebody is taken for keen and nobody for one of those met so far"""
     habit_prior: Share = 0.1
     """first belief that a player does what those met in the games so far have done, whatever their goals"""
     offline_share: Share = 0.5
@@ -278,12 +284,17 @@ class Planner:
 
         prior, value, legal = by_decision(prior).mean(1), by_decision(value).mean(1), by_decision(legal)[:, 0]
         q_values = np.where(legal, value[:, None], 0.0).astype(np.float32)
+        how = self.ALONE, self.args.reward_scale, self.args.gamma
         if self.world and alone:
-            how = self.ALONE, self.args.reward_scale, self.args.gamma
             q_values, prior = self.world.ways_on(states[env_row], focal, *how, self.raw)
         elif self.world:
             about = streams.reshape(-1, 1), goals, cell, code
             q_values = self.look_ahead(states, env_row, focal, legal, joint, about, self.args.plan_depth)
+            bystander = code == forest.BYSTANDER
+            share = by_decision((bystander | gone).all(1) & bystander.any(1)).mean(1)  # of draws as good as alone
+            if len(some := np.flatnonzero(share)):
+                ways, _ = self.world.ways_on(states[env_row[some]], focal[some], *how, self.raw)
+                q_values[some] += (share[some, None] * (ways - q_values[some])).astype(np.float32)
         return Plan(legal, prior, value, q_values, by_decision(goals)[:, 0])
 
     def look_ahead(self, states, env_row, focal, legal, joint, drawn, depth: int) -> np.ndarray:
@@ -300,8 +311,9 @@ class Planner:
 
         def score(followed: np.ndarray, steps: int) -> np.ndarray:  # (R, A)
             result, on = self.args.reward_scale * ahead.reward[which, focal], np.flatnonzero(followed)
-            about = (column[draw[on]] for column in drawn)
-            result[on] += self.args.gamma * self.worth(ahead.states, which[on], focal[on], *about, steps)
+            about = [column[draw[on]] for column in drawn]
+            gamma = pretrain_vae.discounts(self.args, about[1]).astype(np.float32)
+            result[on] += gamma * self.worth(ahead.states, which[on], focal[on], *about, steps)
             scores = np.zeros(legal.shape, np.float32)
             scores[decision, action] = result.reshape(-1, draws).mean(1)
             return scores
@@ -362,11 +374,11 @@ class Beliefs(Kept):
 
     All see the whole board, so a belief about player j is the same for everybody who holds one, and is kept once.
     K hypotheses per player: one per item of the episode's first board (learned) or per kind (oracle), then F that need
-    no item: BYSTANDER (if there may be any), HABIT and AIMLESS; with goal mode none a single one, UNKNOWN.
+    no item: KEEN and BYSTANDER (if there may be any), HABIT and AIMLESS; with goal mode none a single one, UNKNOWN.
     """
 
     KEPT = (
-        "belief", "prior", "habits", "cell", "code", "goal", "memory", "last_action", "new_episode", "settled",
+        "belief", "prior", "habits", "took", "again", "cell", "code", "goal", "memory", "last_action", "new_episode",
         "states", "streams",
     )  # fmt: skip
 
@@ -378,22 +390,24 @@ class Beliefs(Kept):
         shape, num_goals = (num_envs, game.num_players), num_items + self.num_free if num_items else 1
         self.belief = np.zeros((*shape, num_goals), np.float32)  # (B, N, K)
         self.prior = np.zeros_like(self.belief)  # (B, N, K) by the reader of goals
-        self.habits = np.zeros((*shape, len(game.kinds) + self.num_free), np.float32)  # (B, N, kinds + F) so far
+        self.took, self.again = np.zeros(shape, bool), np.zeros(shape, int)  # (B, N) an item just now; before
+        # (B, N, 2, kinds + F) pursued so far: at the start of episodes, and after an item was taken
+        self.habits = np.zeros((*shape, 2, len(game.kinds) + self.num_free), np.float32)
         self.cell = np.full((num_envs, num_goals), -1)  # (B, K) where a goal's item is, -1: any of its kind
         self.code = np.full((num_envs, num_goals), UNKNOWN)  # (B, K) and what it is
         self.goal = np.zeros((*shape, num_goals, models.goal_size), np.float32)  # (B, N, K, G)
         self.goal[:] = models.flag(pretrain_vae.UNKNOWN).numpy()
         if num_items:
             habit, aimless = models.flag(pretrain_vae.HABIT).numpy(), models.flag(pretrain_vae.AIMLESS).numpy()
+            flags = {forest.KEEN: -habit, forest.BYSTANDER: -aimless, forest.HABIT: habit, forest.AIMLESS: aimless}
             self.code[:, num_items:] = self.free
-            self.goal[..., num_items:, :] = np.stack([-aimless, habit, aimless])[-self.num_free :]
+            self.goal[..., num_items:, :] = np.stack([flags[code] for code in self.free])
         if args.goal_mode == "oracle":
             self.code[:, :num_items] = ITEM + np.arange(num_items)
             self.goal[..., :num_items, :] = np.eye(num_items, models.goal_size)
         self.probs = np.zeros((*shape, num_goals, game.num_actions), np.float32)  # (B, N, K, A) of the opponent model
         self.memory = np.zeros((*shape, models.sizes["hidden_size"]), np.float32)  # of the reader
-        self.last_action = np.full(shape, game.num_actions)
-        self.new_episode, self.settled = np.ones(num_envs, bool), np.zeros(shape, bool)
+        self.last_action, self.new_episode = np.full(shape, game.num_actions), np.ones(num_envs, bool)
         self.states = np.zeros((num_envs, game.state_size), np.int16)
         self.streams = make_streams(seed, num_envs * game.num_players)
         self.seen = np.zeros((*shape, self.things.most), np.int32)  # (B, N, ids)
@@ -422,9 +436,10 @@ class Beliefs(Kept):
             total = kept.sum(-1, keepdims=True)
             kept = np.where(total > 1e-6, kept / np.maximum(total, 1e-6), prior)
             kept = (1 - args.belief_floor) * kept + args.belief_floor * prior
+            self.again[self.new_episode] = 0
             first = self.first_beliefs(prior) if args.inter_om else prior
+            kept = np.where(self.took[..., None], (1 - args.renewal) * kept + args.renewal * first, kept)
             self.belief[:] = np.where(self.new_episode[:, None, None], first, kept)
-        self.settled[self.new_episode] = False
         self.predict_actions(env, env_row, player)
         self.looked = True
 
@@ -464,7 +479,8 @@ class Beliefs(Kept):
 
     def kinds_of_goals(self) -> np.ndarray:
         """(B, K, kinds + F) one-hot: the kind each goal is of, those without items last; UNKNOWN is of none"""
-        kind = np.where(self.code >= ITEM, self.code - ITEM, len(self.game.kinds) + self.code - self.free[0])
+        free = len(self.game.kinds) + np.searchsorted(self.free, self.code)  # UNKNOWN comes after them all
+        kind = np.where(self.code >= ITEM, self.code - ITEM, free)
         return np.eye(len(self.game.kinds) + self.num_free + 1, dtype=np.float32)[kind][..., :-1]
 
     def open_prior(self, there: np.ndarray) -> np.ndarray:
@@ -484,10 +500,11 @@ class Beliefs(Kept):
         return np.concatenate([prior, last], -1).astype(np.float32)
 
     def first_beliefs(self, prior: np.ndarray) -> np.ndarray:
-        """Kinds as the player pursued them before (one more episode as the prior says); within a kind, by the prior."""
+        """Kinds as the player pursued them before (one more time as the prior says); within a kind, by the prior."""
         kinds = self.kinds_of_goals()
         of_kind = np.einsum("bnk,bkc->bnc", prior, kinds)
-        wanted = (self.habits + of_kind) * (of_kind > 0)
+        habits = np.take_along_axis(self.habits, self.again[..., None, None], 2)[:, :, 0]
+        wanted = (habits + of_kind) * (of_kind > 0)
         wanted /= wanted.sum(-1, keepdims=True)
         return prior * np.einsum("bkc,bnc->bnk", kinds, wanted / np.maximum(of_kind, 1e-8))
 
@@ -507,8 +524,8 @@ class Beliefs(Kept):
         """(B, N, A) what everybody will do, over all goals"""
         return np.einsum("bnk,bnka->bna", self.belief, self.probs)
 
-    def watch(self, actions: np.ndarray, alive: np.ndarray, done: np.ndarray) -> None:
-        """Learn from what everybody did: actions (B, N); alive (B, N) and done (B,) after the step."""
+    def watch(self, actions: np.ndarray, taken: np.ndarray, alive: np.ndarray, done: np.ndarray) -> None:
+        """Learn from what everybody did and took (B, N); alive (B, N) and done (B,) are of after the step."""
         args, acted = self.args, self.alive
         if args.goal_mode != "none":
             if args.intra_om:
@@ -516,10 +533,12 @@ class Beliefs(Kept):
                 moved = self.belief * np.maximum(likelihood, 1e-3)
                 moved /= moved.sum(-1, keepdims=True)
                 self.belief[acted] = moved[acted]
-            ended = acted & (done[:, None] | ~alive) & ~self.settled
-            pursued = np.einsum("bnk,bkc->bnc", self.belief, self.kinds_of_goals())
-            self.habits[ended] = args.belief_decay * self.habits[ended] + pursued[ended]
-            self.settled |= ended
+            self.took = acted & alive & (taken > 0)
+            ended = acted & (done[:, None] | ~alive | self.took)
+            pursued = np.einsum("bnk,bkc->bnc", self.belief, self.kinds_of_goals())[ended]
+            which = (*np.nonzero(ended), self.again[ended])
+            self.habits[which] = args.belief_decay * self.habits[which] + pursued
+            self.again[self.took] = 1
         self.last_action[:] = np.where(done[:, None], self.game.num_actions, actions)
         self.memory[done] = 0.0
         self.new_episode[:] = done
@@ -626,7 +645,7 @@ class Policy(Kept):
 
     def watch(self, env, actions: np.ndarray, info: dict[str, np.ndarray]) -> None:
         if self.beliefs.looked:
-            self.beliefs.watch(actions, env.alive, info["done"])
+            self.beliefs.watch(actions, info["taken"], env.alive, info["done"])
 
 
 def load_policy(checkpoint: Path, spec: dict, env, seat: int, learner: int | None, seed: int, greedy: bool) -> Policy:
@@ -654,14 +673,14 @@ def evaluate(args: Args, nets: nn.ModuleDict, roles: list[str], episodes: int, s
 # learning
 
 
-def lambda_returns(reward, value, next_value, ended, cut, gamma: float, lam: float) -> np.ndarray:
+def lambda_returns(reward, value, next_value, ended, cut, gamma: np.ndarray, lam: float) -> np.ndarray:
     """Value targets, all (T, B, N): reward plus what follows, partly as valued and partly as it came. Where a game was
     cut, next_value, of the board at which it was, stands for the rest."""
     returns = np.zeros_like(reward)
     following = next_value[-1]
     for step in reversed(range(len(reward))):
         following = np.where(cut[step], next_value[step], following)
-        following = reward[step] + gamma * ~ended[step] * ((1 - lam) * next_value[step] + lam * following)
+        following = reward[step] + gamma[step] * ~ended[step] * ((1 - lam) * next_value[step] + lam * following)
         returns[step] = following
     return returns
 
@@ -769,7 +788,7 @@ def train(args: Args, run: Run) -> None:
         title=f"HOP+ without trees on {args.env_id}, roles {','.join(roles)}",
         say=["return: mean per player and episode; best_eval: the best planned evaluation so far"],
     )  # fmt: skip
-    offline = {"moa_offline": pretrain_vae.rehearsal(models, game, args.offline_steps, data_seed)}
+    offline = {"moa_offline": pretrain_vae.rehearsal(models, game, args.offline_steps, data_seed, args.keen_prior > 0)}
     if learns_world:
         offline["world_offline"] = train_world_model.rehearsal(game, -(-args.offline_steps // 4), data_seed)
     if replay:
@@ -825,7 +844,7 @@ def train(args: Args, run: Run) -> None:
                 batch[name][step] = array
             done[step], cut[step] = found["done"], found["cut"]
             seats.watch(actions[:num_real], found["info"])
-            beliefs.watch(actions, env.alive, found["done"])
+            beliefs.watch(actions, found["taken"], env.alive, found["done"])
             rows = np.flatnonzero(found["cut"][num_real:])
             if len(rows):  # a cut game would have gone on
                 worth = planner.raw(found["after"], rows, imagined.focal[rows])[1]
@@ -839,9 +858,8 @@ def train(args: Args, run: Run) -> None:
         last_value[0, env_row, focal] = planner.raw(env.states, env_row, focal)[1]
         next_value = np.concatenate([batch["value"][1:], last_value])
         next_value = np.where(cut[:, :, None], batch["next_value"], next_value)
-        returns = lambda_returns(
-            batch["reward"], batch["value"], next_value, batch["ended"], cut[:, :, None], args.gamma, args.td_lambda
-        )
+        played = batch["reward"], batch["value"], next_value, batch["ended"], cut[:, :, None]
+        returns = lambda_returns(*played, pretrain_vae.discounts(args, batch["goals"]), args.td_lambda)
         heading = pretrain_vae.heading_for(batch["action"], batch["taken"], batch["alive"], done, args.horizon)
         goals = pretrain_vae.hindsight_goals(models, heading, batch["seen"])  # (T, B, N, G)
 

@@ -62,7 +62,7 @@ from envs.sight import Things, embedding_table, legal_log_softmax, sum_of_embedd
 
 FLAGS = 3  # numbers of a goal vector behind its z:
 HABIT, UNKNOWN, AIMLESS = -3, -2, -1  # does what players met so far do; goal not known; has none and acts at random
-# (AIMLESS -1 instead of 1: a bystander, who acts at random but touches no item)
+# (AIMLESS -1 instead of 1: a bystander, who acts at random but touches no item; HABIT -1: keen, heads for some item)
 
 
 @dataclass
@@ -380,11 +380,15 @@ def play_rows(models: GoalModels, data: dict[str, Any], things: Things) -> dict[
     return {"seen": seen, "t": things.time(data["t"]), "legal": data["legal"], "action": data["action"], "goal": goals}
 
 
-def rehearsal(models: GoalModels, game: GridGame, num_steps: int, seed: int) -> dict[str, np.ndarray]:
-    """Distinct steps of players with a purpose, so that what is learned online does not push the offline play out."""
+def rehearsal(models: GoalModels, game: GridGame, num_steps: int, seed: int, keen: bool) -> dict[str, np.ndarray]:
+    """Distinct steps of players with a purpose, so that what is learned online does not push the offline play out. With
+    `keen`, half of those that head for something teach what such players do, whatever it is that they head for."""
     plain = envs.game(game.env_id)
     data = collect_play(plain.spec(), plain, ("mix",), num_steps, np.random.SeedSequence(seed), quiet=True)
     rows = play_rows(models, data, Things(game))
+    if keen and models.z_size:
+        some = (data["goal_row"] >= 0) & (np.random.default_rng(seed).random(len(data["goal_row"])) < 0.5)
+        rows["goal"][some] = -models.flag(HABIT).numpy()
     return {name: column[~data["repeat"]] for name, column in rows.items()}
 
 
@@ -426,6 +430,13 @@ def with_habits(goals: np.ndarray, models: GoalModels, rng: np.random.Generator)
     if not models.z_size:
         return goals
     return np.where(rng.random((len(goals), 1)) < 0.5, models.flag(HABIT).numpy(), goals)
+
+
+def discounts(args: Any, goals: np.ndarray) -> np.ndarray:
+    """(...) of decisions given the others' goals (..., N-1, G). It pays to wait for those who surely act; but among
+    those that may be like oneself (HABIT) all would wait for each other."""
+    flags = goals[..., HABIT]
+    return np.where((flags < 0).any(-1) & ~(flags > 0).any(-1), args.patience, args.gamma)
 
 
 def score_predictions(predicted: np.ndarray, action: np.ndarray, rows: np.ndarray) -> dict[str, float]:

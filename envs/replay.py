@@ -32,7 +32,7 @@ from envs.players import names as rule_names
 from envs.pool import mixed_team
 from envs.render import View, letters
 from envs.roles import ALGORITHMS, Seats, find_checkpoint, parse_roles
-from envs.trees import AIMLESS, BYSTANDER, HABIT
+from envs.trees import AIMLESS, BYSTANDER, HABIT, KEEN
 
 VERSION = 1  # of the format
 MOST_EPISODES = 100  # of one page
@@ -249,7 +249,8 @@ class Replay:
     def goal(self, cell: int, code: int) -> dict[str, Any]:
         if code >= ITEM:
             return {"kind": int(code - ITEM)} | ({"cell": int(cell)} if cell >= 0 else {})
-        return {"name": {BYSTANDER: "bystander", HABIT: "habit", AIMLESS: "aimless"}.get(int(code), "unknown")}
+        names = {KEEN: "keen", BYSTANDER: "bystander", HABIT: "habit", AIMLESS: "aimless"}
+        return {"name": names.get(int(code), "unknown")}
 
     def text(self) -> str:
         return json.dumps(self.data, separators=(",", ":"), allow_nan=False)

@@ -24,17 +24,19 @@ from envs.rng import scramble, unit, unit_at
 from envs.sight import Things, list_contents, write_ids
 
 # codes of a goal that is no item; ITEM + kind is an item, as on the board
-UNKNOWN, AIMLESS, HABIT, BYSTANDER = 0, -1, -2, -3
+UNKNOWN, AIMLESS, HABIT, BYSTANDER, KEEN = 0, -1, -2, -3, -4
 
 
 def free_goals(args: Any) -> tuple[list[int], np.ndarray]:
-    """Codes (F,) of goals that need no item, and first beliefs in them (F,); bystanders only where there may be any."""
-    priors = {BYSTANDER: args.bystander_prior, HABIT: args.habit_prior, AIMLESS: args.aimless_prior}
+    """Codes (F,), ascending, of goals that need no item, and first beliefs in them (F,); the keen and bystanders only
+    where there may be any."""
+    priors = {KEEN: args.keen_prior, BYSTANDER: args.bystander_prior}
+    priors = {code: prior for code, prior in priors.items() if prior > 0}
+    priors |= {HABIT: args.habit_prior, AIMLESS: args.aimless_prior}
     if (total := sum(priors.values())) > 1.0:
-        flags = "--bystander-prior, --habit-prior and --aimless-prior"
+        flags = "--keen-prior, --bystander-prior, --habit-prior and --aimless-prior"
         raise ConfigError(f"{flags} must add up to at most 1, not to {total:g}")
-    codes = [code for code in priors if code != BYSTANDER or priors[code] > 0]
-    return codes, np.array([priors[code] for code in codes])
+    return list(priors), np.array(list(priors.values()))
 
 
 class Trees(NamedTuple):
@@ -64,7 +66,7 @@ class Roots(NamedTuple):
     state: np.ndarray  # (M, L) int16
     focal: np.ndarray  # (M,) int64
     cell: np.ndarray  # (M, N-1) int64 where a goal's item is, -1: any of its kind
-    code: np.ndarray  # (M, N-1) int64 what it is: ITEM + kind, or UNKNOWN, AIMLESS, HABIT, BYSTANDER
+    code: np.ndarray  # (M, N-1) int64 what it is: ITEM + kind, or one of the codes above
     goal: np.ndarray  # (M, N-1, G) as a vector
     stream: np.ndarray  # (M,) uint64 random streams
 

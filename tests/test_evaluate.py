@@ -438,7 +438,7 @@ class Onlooker:
     def predict(self) -> np.ndarray:
         return self.env.legal / self.env.legal.sum(-1, keepdims=True)
 
-    def watch(self, actions, alive, done) -> None:
+    def watch(self, actions, taken, alive, done) -> None:
         pass
 
 

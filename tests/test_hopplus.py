@@ -36,9 +36,11 @@ from envs.grid import GONE, ITEM, PLAYERS, STAY
 from envs.roles import load_policy
 from envs.run import descend, main
 from envs.sight import legal_log_softmax, sum_of_embeddings
-from envs.trees import AIMLESS, BYSTANDER, HABIT, UNKNOWN, draw_goals
+from envs.trees import AIMLESS, BYSTANDER, HABIT, KEEN, UNKNOWN, draw_goals
+from train_world_model import World
 
 ROOT = Path(__file__).resolve().parent.parent
+NOTHING = np.zeros((1, 4), np.int64)  # was taken by anybody
 BOTH = pytest.mark.parametrize("hop", [mcts, nomcts], ids=["mcts", "nomcts"])
 PERFECT = {"hopplus_mcts": [], "hopplus_nomcts": ["--perfect-model"]}  # no world model to make first
 torch.set_num_threads(1)
@@ -57,16 +59,16 @@ def checkpoints(tmp_path_factory):
     return checkpoint
 
 
-def make_beliefs(hop, goal_mode="oracle", num_envs=2, nets=None, **settings):
+def make_beliefs(hop, goal_mode="oracle", num_envs=2, nets=None, game=ID, **settings):
     """An env, and what is believed of its players at first."""
-    env = envs.make(ID, num_envs=num_envs, seed=0)
+    env = envs.make(game, num_envs=num_envs, seed=0)
     args, fresh = make_nets(hop, env.game, goal_mode, **{"open_mind": 0.0} | settings)
     return env, hop.Beliefs(args, env.game, (nets or fresh)["models"], num_envs, 0)
 
 
-def make_planner(hop, goal_mode="oracle", num_envs=6, nets=None, **settings):
+def make_planner(hop, goal_mode="oracle", num_envs=6, nets=None, game=ID, **settings):
     """The same, and a planner on these beliefs; without trees it plans with the rules as world."""
-    env = envs.make(ID, num_envs=num_envs, seed=3)
+    env = envs.make(game, num_envs=num_envs, seed=3)
     more = {"perfect_model": True, "draws": 3} if hop is nomcts else {"trees": 3, "simulations": 16}
     args, fresh = make_nets(hop, env.game, goal_mode, **more | settings)
     nets = nets or fresh
@@ -164,7 +166,7 @@ def test_a_change_of_the_opponent_model_changes_beliefs_plans_and_imagined_playe
         planner.plan(env.states, row, focal)
         assert ((asked[0] != STAY).sum(1) <= 1).all() and len(asked[0]) > 100  # only who plans moves
 
-    beliefs.watch(actions, env.alive, np.zeros(20, bool))
+    beliefs.watch(actions, NOTHING, env.alive, np.zeros(20, bool))
     assert np.abs(beliefs.belief - before).max() < 1e-5  # all goals explain staying alike
     seen, t = torch.from_numpy(beliefs.seen[:, 0]), torch.zeros(20)
     mb = {"seen": seen, "t": t, "legal": torch.from_numpy(env.legal[:, 0]), "goal": torch.zeros(20, models.goal_size)}
@@ -172,7 +174,7 @@ def test_a_change_of_the_opponent_model_changes_beliefs_plans_and_imagined_playe
     assert pretrain_vae.moa_loss(models.moa, mb, 0.0, np.random.default_rng(0)).item() < 1e-5
     monkeypatch.undo()
     beliefs.look(env)
-    beliefs.watch(actions, env.alive, np.zeros(20, bool))
+    beliefs.watch(actions, NOTHING, env.alive, np.zeros(20, bool))
     assert np.abs(beliefs.belief - before).max() > 0.01
 
 
@@ -386,7 +388,7 @@ def test_a_plan_is_made_on_goals_that_are_believed_in(hop, goal_mode, monkeypatc
     for _ in range(7):
         beliefs.look(env)
         info = env.step((rng.random(env.legal.shape) * env.legal).argmax(2))[-1]
-        beliefs.watch(np.full((20, 4), STAY), env.alive, info["done"])
+        beliefs.watch(np.full((20, 4), STAY), NOTHING, env.alive, info["done"])
     beliefs.look(env)
     row, focal = np.nonzero(env.alive & (env.alive.sum(1) > 1)[:, None])  # who is alone needs but one draw
     if hop is mcts:
@@ -426,7 +428,7 @@ def test_bayes_by_hand(hop):
     expected, actions = prior, np.full((2, 4), STAY)
     for likelihood in ((0.5, 0.1, 0.3, 0.2), (0.0, 0.4, 0.3, 0.2)):
         beliefs.probs[1, 2, :, STAY] = likelihood
-        beliefs.watch(actions, env.alive, np.zeros(2, bool))
+        beliefs.watch(actions, NOTHING, env.alive, np.zeros(2, bool))
         expected = expected * np.maximum(likelihood, 0.001)
         expected /= expected.sum()
         assert beliefs.belief[1, 2] == pytest.approx(expected, abs=1e-6)
@@ -451,7 +453,7 @@ def test_a_goal_whose_prey_was_taken_is_impossible(hop):
     states = env.states.copy()
     board = states[:, PLAYERS + 4 :]
     board[board == ITEM] = 0  # no stag left
-    beliefs.watch(np.full((2, 4), STAY), env.alive, np.zeros(2, bool))
+    beliefs.watch(np.full((2, 4), STAY), NOTHING, env.alive, np.zeros(2, bool))
     before = beliefs.belief.copy()
     env.set_states(states)
     see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
@@ -470,15 +472,117 @@ def test_what_was_pursued_is_carried_over(hop):
     env, beliefs = make_beliefs(hop)
     see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
     prior = np.array([0.6, 0.2, 0.1, 0.1])
-    beliefs.habits[1, 2] = 2.0, 4.0, 1.0, 0.0
+    beliefs.habits[1, 2, 0] = 2.0, 4.0, 1.0, 0.0
     beliefs.probs[1, 2, :, STAY] = 0.5, 0.1, 0.3, 0.2
-    beliefs.watch(np.full((2, 4), STAY), env.alive, np.array([False, True]))
+    beliefs.watch(np.full((2, 4), STAY), NOTHING, env.alive, np.array([False, True]))
     last = prior * (0.5, 0.1, 0.3, 0.2)
     habits = 0.995 * np.array([2.0, 4.0, 1.0, 0.0]) + last / last.sum()
-    assert beliefs.habits[1, 2] == pytest.approx(habits, abs=1e-5) and not beliefs.habits[0].any()
+    assert beliefs.habits[1, 2, 0] == pytest.approx(habits, abs=1e-5)
+    assert not beliefs.habits[0].any() and not beliefs.habits[:, :, 1].any()  # nobody took anything
     see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
     assert beliefs.belief[1, 2] == pytest.approx((habits + prior) / (habits + prior).sum(), abs=1e-5)
-    assert beliefs.settled[1].sum() == 0  # a new episode
+
+
+@BOTH
+def test_what_is_pursued_after_an_item_was_taken_counts_apart(hop):
+    """Snowdrift, kinds drift, habit, aimless: player 2 clears a drift and stays. Half of its belief begins anew, from
+    what it pursued after a drift in earlier episodes; what it pursued until then counts among the starts. Who took
+    something as the episode ended begins the next one as ever, and nobody else is concerned."""
+    env, beliefs = make_beliefs(hop, game="msd-4x4", num_envs=2, belief_floor=0.0)
+    see(beliefs, env, [1.0, 0.0, 0.0])
+    prior = np.array([0.8, 0.1, 0.1])
+    beliefs.habits[0, 2, 1] = 0.0, 0.0, 9.0
+    beliefs.probs[..., STAY] = 0.2, 0.4, 0.4
+    taken = np.zeros((2, 4), np.int64)
+    taken[0, 2] = taken[1, 1] = 1
+    beliefs.watch(np.full((2, 4), STAY), taken, env.alive, np.array([False, True]))
+    last = np.array([0.16, 0.04, 0.04]) / 0.24
+    assert beliefs.habits[0, 2] == pytest.approx(np.stack([last, [0.0, 0.0, 9.0]]), abs=1e-5)
+    assert (
+        beliefs.habits[1, :, 0] == pytest.approx(np.tile(last, (4, 1)), abs=1e-5) and not beliefs.habits[1, :, 1].any()
+    )
+    assert not beliefs.habits[0, [0, 1, 3]].any()
+    see(beliefs, env, [1.0, 0.0, 0.0])
+    anew = (prior + np.array([0.0, 0.0, 9.0])) / 10
+    assert beliefs.belief[0, 2] == pytest.approx(0.5 * last + 0.5 * anew, abs=1e-5)
+    assert beliefs.belief[0, [0, 1, 3]] == pytest.approx(np.tile(last, (3, 1)), abs=1e-5)
+    assert beliefs.belief[1] == pytest.approx(np.tile((last + prior) / 2, (4, 1)), abs=1e-5)
+    held = beliefs.belief[0, 2].copy()
+    beliefs.probs[...] = 1.0
+    beliefs.watch(np.full((2, 4), STAY), NOTHING, env.alive, np.array([True, False]))
+    assert beliefs.habits[0, 2] == pytest.approx(np.stack([last, held + 0.995 * np.array([0.0, 0.0, 9.0])]), abs=1e-5)
+    see(beliefs, env, [1.0, 0.0, 0.0])
+    assert beliefs.belief[0, 2] == pytest.approx((last + prior) / 2, abs=1e-5)  # an episode's start again
+
+
+@BOTH
+@pytest.mark.parametrize("bystander_prior", [0.0, 0.2])
+def test_the_keen_are_a_hypothesis_of_their_own(hop, bystander_prior):
+    """First of those without items, also where nobody is thought a bystander; imagined like the others."""
+    env, beliefs = make_beliefs(hop, "learned", 40, game="msd-4x4", keen_prior=0.3, bystander_prior=bystander_prior)
+    free = [KEEN, *[BYSTANDER] * (bystander_prior > 0), HABIT, AIMLESS]
+    beliefs.look(env)
+    assert beliefs.code[0, 6:].tolist() == free and (beliefs.kinds_of_goals()[0, 6:] == np.eye(1 + len(free))[1:]).all()
+    first = [0.3, *[0.2] * (bystander_prior > 0), 0.1, 0.1]
+    assert beliefs.belief[..., 6:] == pytest.approx(np.tile(first, (40, 4, 1)), abs=1e-5)
+    assert (beliefs.goal[..., 6, :] == -beliefs.models.flag(pretrain_vae.HABIT).numpy()).all()
+    imagined = hop.ImaginedPlayers(beliefs, 0, [0], 3)
+    imagined.act(np.zeros((40, 4), np.int64))
+    kinds = np.take_along_axis(beliefs.code, imagined.goal, 1)
+    assert set(np.unique(kinds[kinds < 0])) == set(free)
+
+
+@BOTH
+def test_among_bystanders_a_player_is_as_good_as_alone(hop):
+    """Others that touch nothing leave all drifts: their draws count as the best way on alone, and only theirs."""
+    env, planner = make_planner(hop, "learned", 8, game="msd-4x4", bystander_prior=0.2)
+    beliefs, rows, focal = planner.beliefs, np.arange(8), np.zeros(8, np.int64)
+    how = env.game.config.horizon + 1, planner.args.reward_scale, planner.args.gamma
+    ways, _ = World(env.game, None).ways_on(env.states, focal, *how, planner.raw)
+    beliefs.look(env)
+    bystander = int(np.flatnonzero(beliefs.code[0] == BYSTANDER)[0])
+    beliefs.belief[:] = np.eye(beliefs.belief.shape[2])[bystander]
+    plan = planner.plan(env.states, rows, focal)
+    assert np.where(plan.legal, plan.q_values - ways, 0.0) == pytest.approx(np.zeros(ways.shape), abs=1e-4)
+    assert plan.q_values.max(1).min() > 1.0  # up to six drifts at 2 each
+    beliefs.belief[4:, 2] = np.eye(beliefs.belief.shape[2])[bystander + 1]  # of one player more is known
+    mixed = planner.plan(env.states, rows, focal)
+    assert mixed.q_values[:4] == pytest.approx(plan.q_values[:4], abs=1e-4)
+    assert np.abs(mixed.q_values - plan.q_values)[4:].max(1).min() > 0.1
+
+
+def test_patience_is_for_those_who_surely_act():
+    """The discount of a decision: patient with somebody keen, unless somebody may be as oneself is."""
+    models = make_models(envs.game(ID), "learned")
+    habit, aimless, unknown = (
+        models.flag(x).numpy() for x in (pretrain_vae.HABIT, pretrain_vae.AIMLESS, pretrain_vae.UNKNOWN)
+    )
+    keen, stag = -habit, np.append(np.ones(models.z_size, np.float32), np.zeros(pretrain_vae.FLAGS, np.float32))
+    teams = [(keen, stag, unknown), (keen, -aimless, keen), (keen, habit, keen), (stag, unknown, aimless), (habit,) * 3]
+    found = pretrain_vae.discounts(SimpleNamespace(gamma=0.7, patience=0.95), np.array([teams]))
+    assert found.tolist() == [[0.95, 0.95, 0.7, 0.7, 0.7]]
+
+
+@BOTH
+def test_values_learn_with_the_discount_of_the_goals_that_were_drawn(hop):
+    """The same steps, with and without patience: 1 + gamma * 4, of each player's own."""
+    zero, no = np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), bool)
+    follows, cut = np.full((1, 1, 2) if hop is nomcts else (1, 2), 4.0, np.float32), [no] if hop is nomcts else []
+    got = hop.lambda_returns(zero + 1, zero, follows, no, *cut, np.array([[[0.5, 0.75]]]), 0.9)
+    assert got.tolist() == [[[3.0, 4.0]]]
+
+
+def test_half_of_those_who_head_for_something_teach_what_the_keen_do():
+    """Of rule-based play, where somebody may be keen; the other rows stay as they are."""
+    game = envs.game("msd-4x4")
+    models = make_models(game, "learned")
+    plain, taught = (pretrain_vae.rehearsal(models, game, 2000, 3, keen) for keen in (False, True))
+    keen = (taught["goal"] == -models.flag(pretrain_vae.HABIT).numpy()).all(1)
+    assert (taught["goal"][~keen] == plain["goal"][~keen]).all() and (taught["seen"] == plain["seen"]).all()
+    heads = (plain["goal"][:, : models.z_size] != 0).any(1)
+    assert heads[keen].all() and keen[heads].mean() == pytest.approx(0.5, abs=0.05) and (~heads).sum() > 100
+    models = make_models(game, "none")
+    assert not (pretrain_vae.rehearsal(models, game, 400, 3, True)["goal"] < 0).any()
 
 
 @BOTH
@@ -488,7 +592,7 @@ def test_switches_of_opponent_modelling(hop):
         see(beliefs, env, [0.75, 0.25, 0.0, 0.0])
         prior = np.array([0.6, 0.2, 0.1, 0.1])
         beliefs.probs[1, 2, :, STAY] = 0.5, 0.1, 0.3, 0.2
-        beliefs.watch(np.full((2, 4), STAY), env.alive, np.array([False, True]))
+        beliefs.watch(np.full((2, 4), STAY), NOTHING, env.alive, np.array([False, True]))
         moved = prior * (0.5, 0.1, 0.3, 0.2)
         pursued = moved / moved.sum() if intra else prior
         assert beliefs.belief[1, 2] == pytest.approx(pursued, abs=1e-6)
@@ -506,7 +610,7 @@ def test_without_goals_there_is_one_belief_and_it_never_moves(hop):
         assert (beliefs.code == UNKNOWN).all()
         assert (beliefs.goal == beliefs.models.flag(pretrain_vae.UNKNOWN).numpy()).all()
         assert (beliefs.predict() == beliefs.probs[:, :, 0]).all()
-        beliefs.watch(random_step(env, np.random.default_rng(0)), env.alive, np.zeros(2, bool))
+        beliefs.watch(random_step(env, np.random.default_rng(0)), NOTHING, env.alive, np.zeros(2, bool))
 
 
 @BOTH
@@ -543,7 +647,7 @@ def test_a_bystander_is_believed_to_touch_nothing(hop, goal_mode):
         if step == 11:
             actions[:, 0] = np.where(on_hare[:, 0], HARE, actions[:, 0])
             acted = beliefs.belief[:, 0, items].copy(), on_hare[:, 0]
-        beliefs.watch(actions, env.alive, env.step(actions)[-1]["done"])
+        beliefs.watch(actions, NOTHING, env.alive, env.step(actions)[-1]["done"])
     before, took = acted
     assert took.sum() > 5 and beliefs.belief[took, 0, items].max() < 0.3 * before[took].mean()
     ratio = beliefs.belief[:, 1:, items] / beliefs.belief[:, 1:, items + 2]  # were alike: 0.2 to 0.1
@@ -579,7 +683,7 @@ def test_the_reader_of_goals_gives_the_prior(hop):
     assert beliefs.memory.any(2).all()
     memory = torch.from_numpy(beliefs.memory[:, 1].copy())
     actions, done = random_step(env, np.random.default_rng(0)), np.arange(5) == 4
-    beliefs.watch(actions, env.alive, done)
+    beliefs.watch(actions, NOTHING, env.alive, done)
     beliefs.look(env)
     last = torch.from_numpy(np.where(done, env.spec.num_actions, actions[:, 1]))
     with torch.no_grad():
@@ -607,7 +711,7 @@ def test_beliefs_can_begin_in_the_middle_of_a_game(hop, goal_mode):
         assert not (beliefs.belief * ~beliefs.there()[:, None]).any()
         fewer = env.states.copy()  # and in the next episode, too: no goal of the one before is left
         fewer[:, PLAYERS + 4 :] = np.roll(fewer, 1, axis=0)[:, PLAYERS + 4 :]
-        beliefs.watch(np.full((30, 4), STAY), env.alive, np.ones(30, bool))
+        beliefs.watch(np.full((30, 4), STAY), NOTHING, env.alive, np.ones(30, bool))
         env.set_states(fewer)
         beliefs.look(env)
         board = fewer[:, PLAYERS + 4 :]
@@ -640,11 +744,11 @@ def test_players_that_left_are_not_predicted_watched_or_remembered(hop, goal_mod
                 told[~alive] = garbage.integers(7, size=(~alive).sum())
             before = beliefs.belief.copy()
             done = env.step(actions)[-1]["done"].copy()
-            beliefs.watch(told, env.alive, done)
+            beliefs.watch(told, NOTHING, env.alive, done)
             assert (beliefs.belief[~alive] == before[~alive]).all()
         gone_rows += (~alive).sum()
         first, second = (beliefs.get_state() for _, beliefs in pairs)
-        for name in ("belief", "prior", "habits", "goal", "memory", "settled"):
+        for name in ("belief", "prior", "habits", "goal", "memory", "took", "again"):
             assert first[name].tobytes() == second[name].tobytes(), name
     assert gone_rows > 100
     if goal_mode != "none":
@@ -657,8 +761,10 @@ def test_players_that_left_are_not_predicted_watched_or_remembered(hop, goal_mod
             actions = (rng.random((30, 4, 7)) * env.legal).argmax(2)
             done = env.step(actions)[-1]["done"].copy()
             ends += done
-            beliefs.watch(np.full((30, 4), STAY), env.alive, done)
-        weight = beliefs.habits.sum(2)  # one for each episode of a player: those that ended, and the one it has left
+            beliefs.watch(np.full((30, 4), STAY), NOTHING, env.alive, done)
+        weight = beliefs.habits[:, :, 0].sum(
+            2
+        )  # one for each episode of a player: those that ended, and the one it has left
         assert np.abs(weight - ends[:, None] - (~env.alive)).max() < 1.01 and ends.sum() > 30
 
 
@@ -672,7 +778,7 @@ def test_beliefs_go_on_exactly_from_what_was_saved(hop):
             some.look(env)
             actions = (rng.random(env.legal.shape) * env.legal).argmax(2)
             done = env.step(actions)[-1]["done"]
-            some.watch(actions, env.alive, done)
+            some.watch(actions, NOTHING, env.alive, done)
 
     play(beliefs, 12)
     saved, board, drawn = beliefs.get_state(), env.get_state(), rng.bit_generator.state
@@ -722,7 +828,7 @@ def test_imagined_players_act_legally_for_goals_on_the_board(hop, goal_mode, bys
             assert (goals[b, k] == (true if env.alive[8 + b, player] else unknown)).all()
         actions[:8] = STAY
         done = env.step(actions)[-1]["done"].copy()
-        beliefs.watch(actions, env.alive, done)
+        beliefs.watch(actions, NOTHING, env.alive, done)
     assert (idle > 10) == (goal_mode != "none" and bystander_prior > 0)
 
 
@@ -841,7 +947,7 @@ def test_habits_start_as_what_is_known_of_anybody_and_follow_those_met(checkpoin
     models, rng = pretrain_vae.load_checkpoint(checkpoints(goal_mode="oracle"))[0], np.random.default_rng(0)
     weight = models.moa.goal.weight
     assert torch.equal(weight[:, pretrain_vae.HABIT], weight[:, pretrain_vae.UNKNOWN])
-    rows = pretrain_vae.rehearsal(models, envs.game(ID), 400, 3)
+    rows = pretrain_vae.rehearsal(models, envs.game(ID), 400, 3, False)
     met = {name: x[rows["action"] < STAY] for name, x in rows.items()}  # the same boards, where rules say: move
     met["action"] = np.full(len(met["t"]), STAY)
     met["goal"] = pretrain_vae.with_habits(met["goal"], models, rng)
@@ -884,7 +990,8 @@ def test_lambda_returns_by_hand():
     reward = np.array([[[2.0, 0.0]], [[0.0, 5.0]], [[1.0, 0.0]]], np.float32)  # (T=3, B=1, N=2)
     value = np.array([[[1.0, 1.0]], [[2.0, 2.0]], [[3.0, 9.0]]], np.float32)
     ended = np.array([[[False, False]], [[False, True]], [[False, False]]])
-    got = mcts.lambda_returns(reward, value, np.array([[4.0, 8.0]], np.float32), ended, 0.5, 0.5)
+    gamma = np.full(reward.shape, 0.5)
+    got = mcts.lambda_returns(reward, value, np.array([[4.0, 8.0]], np.float32), ended, gamma, 0.5)
     assert got[:, 0].tolist() == [[2.875, 1.75], [1.5, 5.0], [3.0, 4.0]]
 
 

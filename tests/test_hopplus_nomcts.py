@@ -362,7 +362,7 @@ def test_imagined_games_keep_to_the_rules(worlds, env_id, planes):
         assert (actions[~games.alive] == STAY).all()
         before, alive = games.states[4:].copy(), games.alive[4:].copy()
         found = games.step(actions)
-        beliefs.watch(actions, games.alive, found["done"])
+        beliefs.watch(actions, found["taken"], games.alive, found["done"])
         after, on_board = found["after"], env.game.alive(found["after"])
         assert not (on_board & ~alive).any(), "who left stays gone"
         assert (found["reward"][4:][~alive] == 0).all() and not found["ended"][4:][~alive].any()
@@ -463,7 +463,7 @@ def test_returns_by_hand():
     next_value[1, 0, 2] = 12.0  # of the board at which the game was cut
     ended, cut = np.zeros((3, 1, 3), bool), np.zeros((3, 1, 3), bool)
     ended[1, 0, 1] = cut[1, 0, 2] = True
-    got = hop.lambda_returns(reward, value, next_value, ended, cut, 0.5, 0.5)
+    got = hop.lambda_returns(reward, value, next_value, ended, cut, np.full(reward.shape, 0.5), 0.5)
     # step 2: 8 + .5 * 4 = 10; step 1: 4 + .5 (.5 * 6 + .5 * 10) = 8 | 4 | 4 + .5 * 12 = 10
     # step 0: .5 (.5 * 2 + .5 * that) = 2.5 | 1.5 | 3
     assert np.allclose(got[:, 0], [[2.5, 1.5, 3.0], [8.0, 4.0, 10.0], [10.0, 10.0, 10.0]])

@@ -695,10 +695,10 @@ def test_default_lineups(capsys):
 
 def test_rehearsal_is_distinct_steps_of_players_with_a_purpose():
     models, _, game = make_models()
-    rows = pv.rehearsal(models, game, 500, 1)
+    rows = pv.rehearsal(models, game, 500, 1, False)
     assert not rows["goal"][:, -pv.FLAGS :].any() and rows["legal"][np.arange(len(rows["t"])), rows["action"]].all()
     blocks = envs.game(ID, max_block_comp=2)  # fits into networks for boards with blocks
-    assert pv.rehearsal(models, blocks, 500, 1)["seen"].shape[1] == Things(blocks).most
+    assert pv.rehearsal(models, blocks, 500, 1, False)["seen"].shape[1] == Things(blocks).most
 
 
 def test_collapse_is_said(tmp_path, capsys):

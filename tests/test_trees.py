@@ -194,12 +194,12 @@ def test_backup_by_hand():
     trees.bounds[0] = 1e30, -1e30
     trees.parent[0, 1:5], trees.action[0, 1:5] = (0, 1, 2, 1), (3, 4, 5, 0)
     trees.reward[0, 1:5], trees.value[0, 3:5] = (1.0, 2.0, 4.0, 0.0), (8.0, 2.0)
-    leaves.node[0] = 3
-    hop.back_up(trees, leaves, 0.5)
+    leaves.node[0], gamma = 3, np.array([0.5])
+    hop.back_up(trees, leaves, gamma)
     assert [trees.q_values[0, 0, 3], trees.q_values[0, 1, 4], trees.q_values[0, 2, 5]] == [4.0, 6.0, 8.0]
     assert trees.bounds[0].tolist() == [4.0, 8.0]
     leaves.node[0] = 4
-    hop.back_up(trees, leaves, 0.5)  # 0 + 0.5 * 2 = 1 at node 1, then 1 + 0.5 * 1 = 1.5 at the root
+    hop.back_up(trees, leaves, gamma)  # 0 + 0.5 * 2 = 1 at node 1, then 1 + 0.5 * 1 = 1.5 at the root
     assert trees.visits[0, 0, 3] == 2 and trees.q_values[0, 0, 3] == 2.75 and trees.q_values[0, 1, 0] == 1.0
     assert trees.bounds[0].tolist() == [1.0, 8.0]
     assert trees.visits.sum() == trees.tried.sum() == 5
