@@ -11,8 +11,9 @@ knows values among players that self-play never shows.
     python hopplus_mcts.py --seed 3                                   # Stag Hunt 4x4, four minutes on one core
     python hopplus_mcts.py --env-id msh-4h1s-8x8 --gamma 0.97
     python hopplus_mcts.py --prosocial --reward-scale 4 --gamma 0.95 --play-beta 8   # for the team: third players yield
-    python hopplus_mcts.py --env-id msd-4x4 --gamma 0.7 --reward-scale 0.5 --play-beta 8 --belief-floor 0.02 \
-        --bystander-prior 0.2 --dream-envs 256 --total-timesteps 20480       # Snowdrift
+    python hopplus_mcts.py --env-id msd-4x4 --gamma 0.7 --reward-scale 0.5 --beta-final 16 --play-beta 32 \
+        --belief-floor 0.02 --belief-decay 0.8 --bystander-prior 0.2 --keen-prior 0.1 --dream-envs 256 --updates 192 \
+        --total-timesteps 81920                                       # Snowdrift
     python hopplus_mcts.py --roles hop,ns,nh,random                   # one learner among rule-based players
     python hopplus_mcts.py --resume runs/msh-4h1s-4x4__hopplus_mcts__3__1700000000
 

@@ -284,17 +284,12 @@ class Planner:
 
         prior, value, legal = by_decision(prior).mean(1), by_decision(value).mean(1), by_decision(legal)[:, 0]
         q_values = np.where(legal, value[:, None], 0.0).astype(np.float32)
-        how = self.ALONE, self.args.reward_scale, self.args.gamma
         if self.world and alone:
+            how = self.ALONE, self.args.reward_scale, self.args.gamma
             q_values, prior = self.world.ways_on(states[env_row], focal, *how, self.raw)
         elif self.world:
             about = streams.reshape(-1, 1), goals, cell, code
             q_values = self.look_ahead(states, env_row, focal, legal, joint, about, self.args.plan_depth)
-            bystander = code == forest.BYSTANDER
-            share = by_decision((bystander | gone).all(1) & bystander.any(1)).mean(1)  # of draws as good as alone
-            if len(some := np.flatnonzero(share)):
-                ways, _ = self.world.ways_on(states[env_row[some]], focal[some], *how, self.raw)
-                q_values[some] += (share[some, None] * (ways - q_values[some])).astype(np.float32)
         return Plan(legal, prior, value, q_values, by_decision(goals)[:, 0])
 
     def look_ahead(self, states, env_row, focal, legal, joint, drawn, depth: int) -> np.ndarray:
