@@ -532,11 +532,13 @@ def test_the_keen_are_a_hypothesis_of_their_own(hop, bystander_prior):
     assert set(np.unique(kinds[kinds < 0])) == set(free)
 
 
-def test_among_bystanders_a_player_is_as_good_as_alone():
+@BOTH
+def test_among_bystanders_a_player_is_as_good_as_alone(hop):
     """Others that touch nothing leave all drifts: their draws count as the best way on alone, and only theirs."""
-    env, planner = make_planner(mcts, "learned", 8, game="msd-4x4", bystander_prior=0.2)
+    env, planner = make_planner(hop, "learned", 8, game="msd-4x4", bystander_prior=0.2)
     beliefs, rows, focal = planner.beliefs, np.arange(8), np.zeros(8, np.int64)
-    how = env.game.config.horizon + 1, planner.args.reward_scale, planner.args.gamma
+    steps = env.game.config.horizon + 1 if hop is mcts else planner.AMONG_BYSTANDERS
+    how = steps, planner.args.reward_scale, planner.args.gamma
     ways, _ = World(env.game, None).ways_on(env.states, focal, *how, planner.raw)
     beliefs.look(env)
     bystander = int(np.flatnonzero(beliefs.code[0] == BYSTANDER)[0])
