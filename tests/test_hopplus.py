@@ -770,18 +770,20 @@ def test_players_that_left_are_not_predicted_watched_or_remembered(hop, goal_mod
 
 
 @BOTH
-def test_beliefs_go_on_exactly_from_what_was_saved(hop):
-    env, beliefs = make_beliefs(hop, "learned", num_envs=8)
+@pytest.mark.parametrize("game", [ID, "msd-4x4"])
+def test_beliefs_go_on_exactly_from_what_was_saved(hop, game):
+    env, beliefs = make_beliefs(hop, "learned", num_envs=8, game=game, keen_prior=0.1)
     rng = np.random.default_rng(0)
 
     def play(some, steps):
         for _ in range(steps):
             some.look(env)
             actions = (rng.random(env.legal.shape) * env.legal).argmax(2)
-            done = env.step(actions)[-1]["done"]
-            some.watch(actions, NOTHING, env.alive, done)
+            info = env.step(actions)[-1]
+            some.watch(actions, info["taken"], env.alive, info["done"])
 
     play(beliefs, 12)
+    assert (game == "msd-4x4") == beliefs.took.any()
     saved, board, drawn = beliefs.get_state(), env.get_state(), rng.bit_generator.state
     play(beliefs, 15)
     other = hop.Beliefs(beliefs.args, env.game, beliefs.models, 8, 77)
